@@ -1,7 +1,8 @@
 """The element types that a column can have; floor F1.
 
 Every torch dtype of whole bytes that numpy can hold, and bfloat16, which numpy
-lacks and sees as its uint16 bits. Neither numpy nor torch is imported: the daemon reads schemas too.
+lacks and sees as its uint16 bits. Neither numpy nor torch is imported: the daemon reads schemas
+too.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ DTYPES: dict[str, DType] = {
     )
 }
 
-# Learning code computes in float32, so a Python float means that; a count or a class number needs int64.
+# Learning code computes in float32, so a Python float means that; a count or a class number needs
+# int64.
 PYTHON_TYPES: dict[type, str] = {
     bool: "bool",
     int: "int64",

@@ -1,12 +1,13 @@
 """The errors that shmrb raises; floor F0, imports nothing.
 
-A message says what was expected, what was found, where, and what to do. Staleness is not here: it is a
-result (a mask), never an exception.
+A message says what was expected, what was found, where, and what to do. Staleness is not here: it
+is a result (a mask), never an exception.
 
 ShmrbError
 ├─ SpecError(ValueError)          the caller described something impossible
 │  ├─ SpecTypeError(TypeError)    an argument of a description has the wrong type
 │  └─ RecordError                 data handed to a call does not match the schema
+│     └─ UnknownKeyError(KeyError)  no field bears the key
 ├─ AttachError
 │  ├─ NoSuchBufferError           name unknown; the message lists known names
 │  ├─ AlreadyExistsError          the name is taken, by a buffer of another description
@@ -44,6 +45,13 @@ class SpecTypeError(SpecError, TypeError):
 
 class RecordError(SpecError):
     """Data handed to a call does not match the schema: dtype, shape, missing or unknown key."""
+
+
+class UnknownKeyError(RecordError, KeyError):
+    """No field of the schema bears the key."""
+
+    # KeyError would show the repr of the message.
+    __str__ = Exception.__str__
 
 
 class AttachError(ShmrbError):
