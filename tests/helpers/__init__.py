@@ -1,0 +1,1 @@
+"""What tests share: child processes, the import path, oracles."""
