@@ -16,8 +16,8 @@ from shmrb.fields import PADDING_ADVICE, TENSOR_PATH, Field, checked_shape, key_
 
 
 def fields_of_record(record: Any, batched: bool) -> tuple[str, tuple[Field, ...]]:
-    """The root kind ("dict", "tuple", "tensor") and the fields of a record or of a batch of
-    them.""" if is_mapping(record):
+    """The root kind (as in `Schema`) and the fields of one record or of a batch of them."""
+    if is_mapping(record):
         root, leaves = "dict", list(_leaves(record, ()))
     elif isinstance(record, tuple):
         root, leaves = "tuple", list(_tuple_leaves(record))
@@ -37,8 +37,8 @@ def is_mapping(value: Any) -> bool:
 
 
 def _is_non_tensor(value: Any) -> bool:
-    """tensordict's wrappers of strings and objects; as tensorclasses they look like nested
-    records.""" return type(value).__name__.startswith("NonTensor")
+    """tensordict's wrappers of strings and objects, which as tensorclasses look like records."""
+    return type(value).__name__.startswith("NonTensor")
 
 
 def _leaves(record: Any, above: Path) -> Iterator[tuple[Path, Any]]:

@@ -213,8 +213,8 @@ def _check_root(fields: tuple[Field, ...], root: str) -> None:
     taken = [field.path[0] for field in fields if field.path[0] in RESERVED_KEYS]
     if taken:
         raise SpecError(
-            f"schema: {taken[0]!r} is reserved, since `sample` adds its own field of that name; rename "
-            "it, or leave it out where records come from a sampled batch. Reserved are "
+            f"schema: {taken[0]!r} is reserved, since `sample` adds its own field of that name; "
+            "rename it, or leave it out where records come from a sampled batch. Reserved are "
             f"{', '.join(sorted(RESERVED_KEYS))}."
         )
 

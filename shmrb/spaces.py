@@ -57,8 +57,8 @@ def fields_of_space(space: Any, path: Path) -> Iterator[Field]:
         name = type(space).__name__
         advice = _ADVICE.get(name, "Describe the record with schema_like(record) or a dictionary.")
         raise SpecError(
-            f"space at {show_path(path)}: expected Box, Discrete, MultiDiscrete, MultiBinary or Dict "
-            f"of Gymnasium 1.0 or newer, got {name}. {advice}"
+            f"space at {show_path(path)}: expected Box, Discrete, MultiDiscrete, MultiBinary or "
+            f"Dict of Gymnasium 1.0 or newer, got {name}. {advice}"
         )
 
 
