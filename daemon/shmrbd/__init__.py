@@ -1,0 +1,5 @@
+"""shmrbd, the daemon that owns replay buffers; floor F6, imports F0 to F3 and never torch.
+
+It creates, adopts, lists and drops buffers, and repairs what dead clients left. It is never on the
+data path: kill it, and whoever is attached goes on.
+"""
