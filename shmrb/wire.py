@@ -9,8 +9,8 @@ one request and gets one reply; requests on one connection are answered in order
     long      {"v": 1, "long_bytes": 123456}  + one descriptor by SCM_RIGHTS: a sealed memfd with
               the value or failure that did not fit
 
-A request is read strictly: an unknown key is refused, because half-understood is worse than refused.
-A reply may carry keys that an older client does not know. Descriptors sent to the daemon are never
+A request is read strictly: an unknown key is refused, for half-understood is worse than refused. A
+reply may carry keys that an older client does not know. Descriptors sent to the daemon are never
 taken.
 """
 
@@ -160,8 +160,8 @@ def write_request(request: Request) -> bytes:
     packet = _write(request)
     if len(packet) > PACKET_BYTES:
         raise SpecError(
-            f"Request {type(request).__name__.lower()!r} takes {len(packet)} bytes; the daemon reads "
-            f"at most {PACKET_BYTES}. Create so large a schema in your own process instead: "
+            f"Request {type(request).__name__.lower()!r} takes {len(packet)} bytes; the daemon "
+            f"reads at most {PACKET_BYTES}. Create so large a schema in your own process instead: "
             "shmrb.ReplayBuffer(name, ...)."
         )
     return packet
