@@ -9,32 +9,19 @@ from pathlib import Path
 
 from shmrb.errors import CapacityError, FileSystemError
 
-# Locks of one host are unknown to the others (nfs, cifs, 9p, …), or a mapping does not keep them (overlay;
-# FUSE leaves it to each server).
-_REFUSED = frozenset(
-    {
-        "overlay",
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "9p",
-        "afs",
-        "ceph",
-        "lustre",
-        "gfs2",
-        "ocfs2",
-    }
-)
+# The locks of one host are unknown to the others, or a mapping does not keep them (overlay; FUSE
+# leaves that to each server).
+_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph"})
+_CLUSTER = frozenset({"lustre", "gfs2", "ocfs2"})
+_REFUSED = _NETWORK | _CLUSTER | {"overlay"}
 _REFUSED_PREFIX = "fuse"
 
 
 def file_system(path: str | os.PathLike[str]) -> str:
-    """The type of the file system that `path` lies on, as /proc/self/mountinfo names it, or "unknown".
+    """The type of the file system under `path` as /proc/self/mountinfo names it, or "unknown".
 
-    The longest mount point wins, and of equal ones the last: it covers the others. The device number of a
-    file would be simpler, but overlayfs shows the numbers of its layers.
+    The longest mount point wins, and of equal ones the last: it covers the others. The device
+    number of a file would be simpler, but overlayfs shows the numbers of its layers.
     """
     real = os.path.realpath(path)
     best, kind = "", "unknown"
@@ -65,14 +52,14 @@ def check_file_system(path: str | os.PathLike[str]) -> None:
 def unproven(path: str | os.PathLike[str], kind: str | None = None) -> FileSystemError:
     """The error for a file system whose locks do not prove that a client lives."""
     return FileSystemError(
-        f"{os.fspath(path)}: expected a file system that keeps a lock for as long as a mapping of the "
-        f"locked file lives (tmpfs, ext4, xfs), got {kind or file_system(path)}. Use a root on tmpfs, for "
-        "example below /dev/shm."
+        f"{os.fspath(path)}: expected a file system that keeps a lock for as long as a mapping of "
+        f"the locked file lives (tmpfs, ext4, xfs), got {kind or file_system(path)}. Use a root on "
+        "tmpfs, for example below /dev/shm."
     )
 
 
 def check_room(path: str | os.PathLike[str], needed_bytes: int) -> None:
-    """Refuse what plainly does not fit. What passes can still meet a full disk: reservation decides.
+    """Refuse what plainly does not fit. What passes can still find a full disk when it reserves.
 
     Raises:
         CapacityError: less room than needed.

@@ -58,8 +58,8 @@ def check_name(name: str) -> str:
     parts = name.split("/") if isinstance(name, str) else []
     if not 1 <= len(parts) <= MAX_PARTS or not all(_PART.fullmatch(part) for part in parts):
         raise SpecError(
-            f"buffer name: expected 1 to {MAX_PARTS} parts joined by '/', each a letter or digit and up "
-            f"to 61 more of letters, digits, '.', '_' and '-', got {name!r}."
+            f"buffer name: expected 1 to {MAX_PARTS} parts joined by '/', each a letter or digit "
+            f"and up to 61 more of letters, digits, '.', '_' and '-', got {name!r}."
         )
     return name
 
@@ -125,7 +125,7 @@ def semaphore_names(uuid: bytes) -> tuple[str, str]:
 
 
 def semaphore_file(name: str) -> str:
-    """The file behind a semaphore, for its mode: sem_open cuts what it is asked for by the umask."""
+    """The file behind a semaphore, for its mode: sem_open cuts it by the umask."""
     return _SEMAPHORE_FILE + name.lstrip("/")
 
 
@@ -155,8 +155,8 @@ def search_roots(
 ) -> list[str]:
     """The roots that attach looks into, in order, all absolute.
 
-    A root that the caller or `$SHMRB_ROOT` names is the only one: who names one wants to meet nobody
-    else's buffer. Otherwise what a daemon reports, the service's mount, the user's own root.
+    A root that the caller or `$SHMRB_ROOT` names is the only one: who names one wants to meet
+    nobody else's buffer. Otherwise what a daemon reports, the service's mount, the user's own root.
 
     Args:
         explicit: the caller's choice, if any.
@@ -189,8 +189,8 @@ def make_root(path: str, mode: int = 0o700) -> None:
     """Make a root directory with this mode whatever the umask; one that is there stays as it is.
 
     Raises:
-        PermissionDeniedError: not permitted, or the directory belongs to somebody who set a trap: in the
-            world-writable /dev/shm anybody can make a directory under our name.
+        PermissionDeniedError: not permitted, or the directory belongs to somebody who set a trap:
+            in the world-writable /dev/shm anybody can make a directory under our name.
     """
     try:
         os.mkdir(path, mode)
@@ -245,8 +245,8 @@ def daemon_socket(
     runtime = environment.get("XDG_RUNTIME_DIR")
     if not runtime:
         raise SpecError(
-            f"socket: expected {SOCKET_VARIABLE} or XDG_RUNTIME_DIR in the environment, got neither. "
-            "Name a socket (--socket)."
+            f"socket: expected {SOCKET_VARIABLE} or XDG_RUNTIME_DIR in the environment, got "
+            "neither. Name a socket (--socket)."
         )
     return check_socket_path(_personal_socket(runtime))
 
@@ -257,7 +257,7 @@ def client_sockets(
     """The sockets that a client tries, in order; the first that exists is its daemon's.
 
     Raises:
-        DaemonError: the path that the caller or the environment names is longer than a socket's can be.
+        DaemonError: the path is longer than a socket's can be.
     """
     named = explicit if explicit is not None else environment.get(SOCKET_VARIABLE)
     if named:

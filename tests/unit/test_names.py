@@ -22,27 +22,11 @@ def test_a_name_and_its_directory_are_one_to_one(name: str) -> None:
     assert names.buffer_name(directory) == name
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "/",
-        "a/",
-        "/a",
-        "a//b",
-        "a/b/c/d/e",
-        ".a",
-        "-a",
-        "_a",
-        "a+b",
-        "..",
-        "a/..",
-        "a b",
-        "é",
-        "a\n",
-    ]
-    + ["x" * 63, "a\x00b", "_" + "0" * 31, 7, None],
-)
+BAD_NAMES = ["", "/", "a/", "/a", "a//b", "a/b/c/d/e", ".a", "-a", "_a", "a+b", "..", "a/..", "a b"]
+BAD_NAMES += ["é", "a\n", "x" * 63, "a\x00b", "_" + "0" * 31]
+
+
+@pytest.mark.parametrize("name", [*BAD_NAMES, 7, None])
 def test_a_name_that_could_leave_the_root_or_meet_another_is_refused(name: object) -> None:
     with pytest.raises(SpecError, match="buffer name"):
         names.check_name(name)  # type: ignore[arg-type]
