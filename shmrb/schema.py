@@ -31,7 +31,7 @@ class Schema(Description):
             ("tuple"), whose positions are the first parts "0", "1", and so on.
     """
 
-    kind: ClassVar[str] = "schema"
+    kind: ClassVar[str] = "Schema"
 
     fields: tuple[Field, ...]
     root: str = "dict"
@@ -107,7 +107,7 @@ class Schema(Description):
         rows = known["fields"]
         if not isinstance(rows, list) or not all(isinstance(r, list) and len(r) == 3 for r in rows):
             raise SpecError(
-                f"schema description: expected a list of [path, dtype, shape], got {rows!r}."
+                f"Schema description: expected a list of [path, dtype, shape], got {rows!r}."
             )
         return known | {"fields": tuple(Field(path, dtype, shape) for path, dtype, shape in rows)}
 

@@ -1,0 +1,344 @@
+"""`BufferSpec`: everything that is fixed when a buffer is created; floor F1.
+
+Two kinds of settings meet here. Storage, schema, done keys, writer, priorities, limiter and
+consumption are the buffer's: who attaches must agree with them. Sampler, sample unit and batch size
+are each handle's; creation gives their defaults, and `require` says whether the buffer keeps what
+they need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from shmrb.components import (
+    ImmutableWriter,
+    MemmapStorage,
+    Priorities,
+    PrioritizedSampler,
+    RandomSampler,
+    RoundRobinWriter,
+    SamplerWithoutReplacement,
+    Sequence,
+    SharedStorage,
+    Transition,
+)
+from shmrb.description import Description, Path, read_one_of, whole
+from shmrb.errors import SpecError, SpecTypeError
+from shmrb.fields import Field, key_path, show_path
+from shmrb.limiters import (
+    MinSize,
+    Queue,
+    RateLimiter,
+    check_reach,
+    smallest_error_buffer,
+    thresholds,
+)
+from shmrb.schema import Schema
+
+__all__ = [
+    "BufferSpec",
+    "ImmutableWriter",
+    "Limiter",
+    "MemmapStorage",
+    "MinSize",
+    "Priorities",
+    "PrioritizedSampler",
+    "Queue",
+    "RandomSampler",
+    "RateLimiter",
+    "RoundRobinWriter",
+    "SampleUnit",
+    "Sampler",
+    "SamplerWithoutReplacement",
+    "Sequence",
+    "SharedStorage",
+    "Storage",
+    "Transition",
+    "Writer",
+    "require",
+    "smallest_error_buffer",
+    "thresholds",
+]
+
+Storage = SharedStorage | MemmapStorage
+Writer = RoundRobinWriter | ImmutableWriter
+Limiter = RateLimiter | MinSize | Queue
+Sampler = RandomSampler | SamplerWithoutReplacement | PrioritizedSampler
+SampleUnit = Transition | Sequence
+
+# Which descriptions each setting may hold, by the name of the argument.
+KINDS: dict[str, tuple[type[Description], ...]] = {
+    "storage": (SharedStorage, MemmapStorage),
+    "schema": (Schema,),
+    "writer": (RoundRobinWriter, ImmutableWriter),
+    "priorities": (Priorities,),
+    "limiter": (RateLimiter, MinSize, Queue),
+    "sampler": (RandomSampler, SamplerWithoutReplacement, PrioritizedSampler),
+    "sample_unit": (Transition, Sequence),
+}
+OPTIONAL = ("schema", "priorities", "limiter")
+
+LIFETIMES = ("persistent", "creator")
+DONE_KEYS = ("done", "truncated", "terminated")
+
+# A token has 16 bits for the client slot plus one, and 0 means nobody.
+MAX_CLIENTS = (1 << 16) - 1
+# Offsets into a column are int64.
+MAX_COLUMN_BYTES = 1 << 62
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSpec(Description):
+    """The description of a buffer.
+
+    Args:
+        storage: where the records lie, how many, in how many lanes.
+        schema: the fields of a record, or a dictionary for `Schema.from_mapping`; None: the first
+            write decides.
+        done_keys: bool fields of one element that end a trajectory. Empty: those called done,
+            truncated or terminated, at the root or under "next", as soon as the schema is known.
+        writer: how slots are taken.
+        priorities: what the buffer keeps for prioritized sampling. Follows from a
+        `PrioritizedSampler`.
+        limiter: who waits for whom.
+        consume_after_n_samples: a record is gone after so many draws; None: never.
+        sampler, sample_unit, batch_size: what a handle has unless it asks for something else.
+        lifetime: "persistent" until it is dropped, "creator" as long as its creator lives.
+        max_clients: how many handles may be attached at a time.
+    """
+
+    kind: ClassVar[str] = "BufferSpec"
+
+    storage: Storage
+    schema: Schema | None = None
+    done_keys: tuple[Path, ...] = ()
+    writer: Writer = dataclasses.field(default_factory=RoundRobinWriter)
+    priorities: Priorities | None = None
+    limiter: Limiter | None = None
+    consume_after_n_samples: int | None = None
+    sampler: Sampler = dataclasses.field(default_factory=RandomSampler)
+    sample_unit: SampleUnit = dataclasses.field(default_factory=Transition)
+    batch_size: int | None = None
+    lifetime: str = "persistent"
+    max_clients: int = 1024
+
+    def __post_init__(self) -> None:
+        if isinstance(self.schema, Mapping):
+            self._set(schema=Schema.from_mapping(self.schema))
+        for name, kinds in KINDS.items():
+            _check_kind(name, getattr(self, name), kinds)
+        if self.priorities is None and isinstance(self.sampler, PrioritizedSampler):
+            self._set(priorities=self.sampler.priorities)
+        self._check_numbers()
+        self._set(done_keys=_checked_done_keys(self.done_keys, self.schema))
+        if self.schema is not None:
+            _check_columns(self.schema, self.capacity)
+        if self.limiter is not None:
+            cost = 0 if self.batch_size is None else self.batch_size * self.sample_unit.cost
+            check_reach(self.limiter, self.capacity, cost)
+        require(self, self.sampler, self.sample_unit)
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _check_numbers(self) -> None:
+        count = self.consume_after_n_samples
+        if count is not None:
+            self._set(consume_after_n_samples=_checked_count(count))
+        if self.batch_size is not None:
+            self._set(batch_size=whole("batch_size", self.batch_size, least=1))
+        elif isinstance(self.sampler, SamplerWithoutReplacement) and self.sampler.drop_last:
+            raise SpecError(
+                "Samplers with drop_last=True must work with a predictable batch-size. "
+                "Give batch_size= beside the sampler."
+            )
+        if self.lifetime not in LIFETIMES:
+            raise SpecError(f"lifetime must be {' or '.join(LIFETIMES)}, got {self.lifetime!r}.")
+        self._set(max_clients=whole("max_clients", self.max_clients, least=1, most=MAX_CLIENTS))
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the whole buffer."""
+        return self.storage.capacity
+
+    @property
+    def lanes(self) -> int:
+        """Independent streams."""
+        return self.storage.lanes
+
+    @property
+    def lane_capacity(self) -> int:
+        """Slots of one lane."""
+        return self.capacity // self.lanes
+
+    @property
+    def needs_control_lock(self) -> bool:
+        """Whether reserving must agree with priorities, a limiter or consumption."""
+        shared = (self.priorities, self.limiter, self.consume_after_n_samples)
+        return any(setting is not None for setting in shared)
+
+    def with_schema(self, schema: Schema) -> BufferSpec:
+        """This description with the schema that the first write decided."""
+        return dataclasses.replace(self, schema=schema)
+
+    def for_handle(
+        self,
+        *,
+        sampler: Sampler | None = None,
+        sample_unit: SampleUnit | None = None,
+        batch_size: int | None = None,
+    ) -> BufferSpec:
+        """This description with a handle's own settings in place of the defaults.
+
+        Raises:
+            SpecError: the buffer does not keep what they need, or they do not go together.
+        """
+        sampler = sampler or self.sampler
+        sample_unit = sample_unit or self.sample_unit
+        require(self, sampler, sample_unit)
+        batch_size = self.batch_size if batch_size is None else batch_size
+        return dataclasses.replace(
+            self, sampler=sampler, sample_unit=sample_unit, batch_size=batch_size
+        )
+
+    def differences(self, other: BufferSpec) -> list[str]:
+        """What `other` wants otherwise of what is the buffer's, one sentence each.
+
+        Not compared: sampler, sample unit and batch size, which are each handle's; the order of
+        fields; and what one of the two leaves open (schema, error buffer).
+
+        Args:
+            other: the description asked for, while this one exists.
+        """
+        found = []
+        for name in ("storage", "writer", "priorities", "limiter"):
+            found += _differences(name, getattr(self, name), getattr(other, name))
+        if self.schema is not None and other.schema is not None:
+            found += self.schema.differences(other.schema)
+        if self.done_keys and other.done_keys and set(self.done_keys) != set(other.done_keys):
+            found.append(_difference("done_keys", _keys(self.done_keys), _keys(other.done_keys)))
+        for name in ("consume_after_n_samples", "lifetime", "max_clients"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                found.append(_difference(name, mine, theirs))
+        return found
+
+    @classmethod
+    def _values(cls, known: dict[str, Any]) -> dict[str, Any]:
+        values = dict(known)
+        for name, kinds in KINDS.items():
+            if values.get(name) is not None:
+                values[name] = read_one_of(values[name], name, kinds)
+        return values
+
+
+def require(spec: BufferSpec, sampler: Sampler, sample_unit: SampleUnit) -> None:
+    """Check that the buffer keeps what a handle's sampler and sample unit need.
+
+    Raises:
+        SpecError: it does not; the message names the argument that creates such a buffer.
+    """
+    for name, value in (("sampler", sampler), ("sample_unit", sample_unit)):
+        _check_kind(name, value, KINDS[name])
+    if isinstance(sampler, PrioritizedSampler):
+        _require_priorities(spec, sampler)
+    if spec.consume_after_n_samples is not None and not isinstance(sampler, RandomSampler):
+        raise SpecError(
+            f"{type(sampler).__name__} cannot draw from a buffer with consume_after_n_samples="
+            f"{spec.consume_after_n_samples}: expected RandomSampler. Create the buffer without "
+            "consume_after_n_samples, or leave the sampler out."
+        )
+    if isinstance(sample_unit, Sequence) and spec.schema is not None:
+        done = sample_unit.done_path
+        if done is not None and done not in spec.done_keys:
+            raise SpecError(
+                f"Sequence(done_key={show_path(done)}): the buffer ends trajectories at "
+                f"{_keys(spec.done_keys) or 'no key'}. Give one of those, or create the buffer "
+                f"with done_keys=[{show_path(done)}] and a bool field of that name."
+            )
+
+
+def _require_priorities(spec: BufferSpec, sampler: PrioritizedSampler) -> None:
+    if spec.priorities is None:
+        raise SpecError(
+            "PrioritizedSampler needs priorities, which this buffer does not keep. Create it with "
+            f"sampler=PrioritizedSampler(alpha={sampler.alpha}, beta={sampler.beta})."
+        )
+    found = _differences("PrioritizedSampler", spec.priorities, sampler.priorities)
+    if found:
+        raise SpecError(
+            f"priorities belong to the buffer: {'; '.join(found)}. Attach with its own, or leave "
+            "the sampler out."
+        )
+
+
+def _check_kind(name: str, value: Any, kinds: tuple[type[Description], ...]) -> None:
+    if isinstance(value, kinds) or (value is None and name in OPTIONAL):
+        return
+    names = " or ".join(kind.__name__ for kind in kinds)
+    got = "a callable" if callable(value) else repr(value)
+    raise SpecTypeError(f"{name} must be {names}, got {got}; only descriptions can travel.")
+
+
+def _checked_count(count: Any) -> int:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise SpecTypeError("consume_after_n_samples must be a positive integer.")
+    if count < 1:
+        raise SpecError("consume_after_n_samples must be a positive integer.")
+    return count
+
+
+def _checked_done_keys(keys: Any, schema: Schema | None) -> tuple[Path, ...]:
+    if isinstance(keys, str):
+        raise SpecTypeError(f"done_keys must be a list of keys, got {keys!r}; write [{keys!r}].")
+    given = tuple(key_path(key) for key in keys)
+    if schema is None:
+        return given
+    if given:
+        for path in given:
+            field = schema.fields[schema.find(path)]
+            if not _is_end_flag(field):
+                raise SpecError(
+                    f"done_keys: expected bool fields of one element, {show_path(path)} is {field}."
+                )
+        return given
+    candidates = [(*above, key) for above in ((), ("next",)) for key in DONE_KEYS]
+    return tuple(
+        field.path for field in schema.fields if field.path in candidates and _is_end_flag(field)
+    )
+
+
+def _is_end_flag(field: Field) -> bool:
+    return field.dtype == "bool" and field.row_bytes == 1
+
+
+def _check_columns(schema: Schema, capacity: int) -> None:
+    for field in schema.fields:
+        if field.row_bytes * capacity > MAX_COLUMN_BYTES:
+            raise SpecError(
+                f"field {show_path(field.path)}: {capacity} records of {field.row_bytes} bytes are "
+                "more than 64-bit offsets can reach. Take a smaller capacity."
+            )
+
+
+def _differences(name: str, mine: Description | None, theirs: Description | None) -> list[str]:
+    if mine is None or theirs is None or type(mine) is not type(theirs):
+        return [] if mine == theirs else [_difference(name, mine, theirs)]
+    found = []
+    for field in dataclasses.fields(mine):  # type: ignore[arg-type]
+        one, other = getattr(mine, field.name), getattr(theirs, field.name)
+        is_open = field.name == "error_buffer" and (one is None or other is None)
+        if one != other and not is_open:
+            found.append(_difference(f"{name} {field.name}", one, other))
+    return found
+
+
+def _difference(name: str, mine: object, theirs: object) -> str:
+    return f"{name}: existing {mine}, asked for {theirs}"
+
+
+def _keys(paths: tuple[Path, ...]) -> str:
+    return ", ".join(map(show_path, paths))
