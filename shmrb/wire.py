@@ -17,6 +17,7 @@ taken.
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import os
 import socket
@@ -201,8 +202,9 @@ def receive_reply(sock: socket.socket) -> Any:
 
     Raises:
         ShmrbError: of the class that the daemon named.
-        DaemonError: the daemon hung up, or what came is no reply.
-        OSError: from the socket; TimeoutError when nothing came in time.
+        DaemonError: what came is no reply.
+        OSError: from the socket; TimeoutError when nothing came in time, ConnectionError when the
+            daemon hung up.
     """
     room = socket.CMSG_SPACE(array.array("i").itemsize)
     flags = socket.MSG_CMSG_CLOEXEC
@@ -213,7 +215,7 @@ def receive_reply(sock: socket.socket) -> Any:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     try:
         if not packet:
-            raise DaemonError("The daemon closed the connection without a reply.")
+            raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
         reply = _parse_reply(packet)
         if reply.long_bytes is not None:
             if len(descriptors) != 1:

@@ -177,10 +177,10 @@ def test_a_newer_daemon_may_say_more(pair: Pair) -> None:
     assert wire.receive_reply(client) == 5
 
 
-def test_a_daemon_that_hangs_up_is_named_as_the_cause(pair: Pair) -> None:
+def test_a_daemon_that_hangs_up_is_no_reply(pair: Pair) -> None:
     client, daemon = pair
     daemon.close()
-    with pytest.raises(DaemonError, match="closed the connection without a reply"):
+    with pytest.raises(ConnectionResetError):
         wire.receive_reply(client)
 
 
