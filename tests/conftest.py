@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib.util
 import os
@@ -63,7 +64,21 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SHMRB_ROOT", str(segments))
     monkeypatch.setenv("SHMRB_SOCKET", str(base / "daemon.sock"))
     yield segments
+    _remove_semaphores(segments)
     shutil.rmtree(base)
+
+
+def _remove_semaphores(segments: Path) -> None:
+    """Removes what the buffers left in this root have outside of it."""
+    for meta in segments.glob("*/meta"):
+        # Here, not above: tests without buffers shall not need the library.
+        from shmrb.errors import ShmrbError
+        from shmrb.segment import layout, names
+
+        with contextlib.suppress(ShmrbError):  # a test may have damaged it on purpose
+            uuid = layout.parse_meta(meta.read_bytes(), str(meta)).uuid
+            for name in names.semaphore_names(uuid):
+                Path(names.semaphore_file(name)).unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True)
