@@ -1,0 +1,188 @@
+"""Files whose room is reserved, and mappings of them; floor F3, the only place that calls mmap.
+
+A mapping made here cannot end in SIGBUS while nobody shortens the file: room is reserved and
+touched before the file gets its name, and a file of another length is refused. The descriptor is
+closed once the file is mapped: the many buffers of a process then cost it none (Python's own mmap
+keeps one open).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from typing import Any
+
+import numpy as np
+
+from shmrb.errors import CapacityError, ClosedError, FormatMismatchError
+from shmrb.segment.filesystem import no_room
+
+# An interrupted fallocate on tmpfs gives back all that the call had taken: large ones would never
+# end under a busy signal.
+RESERVE_STEP_BYTES = 256 * 1024 * 1024
+_ZEROS = bytes(1024 * 1024)
+
+_PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
+# Since Linux 5.14. Touches every page, and fails with an error where a store would end in SIGBUS.
+_MADV_POPULATE_WRITE = 23
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class _Pages:
+    """The mapped pages. Views hold on to them; the last reference unmaps."""
+
+    def __init__(self, descriptor: int, size: int, writable: bool) -> None:
+        self.address = 0
+        self.size = size
+        protection = _PROT_READ | _PROT_WRITE if writable else _PROT_READ
+        address = _libc.mmap(None, size, protection, _MAP_SHARED, descriptor, 0)
+        if address in (None, _MAP_FAILED):
+            number = ctypes.get_errno()
+            raise OSError(number, f"mmap of {size} bytes: {os.strerror(number)}")
+        self.address = address
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "data": (address, not writable),
+            "shape": (size,),
+            "typestr": "|u1",
+        }
+
+    def __del__(self) -> None:
+        if self.address:
+            _libc.munmap(self.address, self.size)
+            self.address = 0
+
+
+class Mapping:
+    """One file of a buffer, mapped whole and shared.
+
+    Attributes:
+        address: of the first byte, for the native core; 0 once closed.
+        size: bytes.
+    """
+
+    def __init__(self, descriptor: int, size: int, *, writable: bool) -> None:
+        self._pages: _Pages | None = _Pages(descriptor, size, writable)
+        self.address = self._pages.address
+        self.size = size
+
+    @classmethod
+    def open(cls, name: str, size: int, *, directory: int, writable: bool, where: str) -> Mapping:
+        """Map the file `name` of an open directory.
+
+        Args:
+            name: the file; a link is not followed.
+            size: the bytes that it must have.
+            directory: a descriptor.
+            writable: for reading and writing, else for reading only.
+            where: what to call the directory in messages.
+
+        Raises:
+            FormatMismatchError: it is no plain file, or has another size.
+            OSError: it cannot be opened or mapped.
+        """
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW
+        # A fifo under our name must not hold up whoever opens it.
+        descriptor = os.open(name, flags | os.O_NONBLOCK, dir_fd=directory)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+                raise FormatMismatchError(
+                    f"{where}: file {name!r}: expected a plain file of {size} bytes, got "
+                    f"{stat.filemode(found.st_mode)} of {found.st_size} bytes. Drop the buffer."
+                )
+            return cls(descriptor, size, writable=writable)
+        finally:
+            os.close(descriptor)
+
+    def view(self, dtype: str, offset: int, size: int) -> np.ndarray[Any, Any]:
+        """An array over `size` bytes from byte `offset` on; it keeps the pages mapped."""
+        if self._pages is None:
+            raise ClosedError("expected a mapping that is open, got a closed one")
+        return np.asarray(self._pages)[offset : offset + size].view(dtype)
+
+    def populate(self) -> None:
+        """Touch every page for writing, so that each is charged to this process.
+
+        Raises:
+            OSError: EINVAL where the kernel is too old, ENOMEM or EFAULT where there is no room.
+        """
+        for start in range(0, self.size, RESERVE_STEP_BYTES):
+            length = min(RESERVE_STEP_BYTES, self.size - start)
+            while _libc.madvise(self.address + start, length, _MADV_POPULATE_WRITE) != 0:
+                number = ctypes.get_errno()
+                if number not in (errno.EINTR, errno.EAGAIN):
+                    raise OSError(number, os.strerror(number))
+
+    def close(self) -> None:
+        """Unmap, or leave that to the last view. Again: nothing."""
+        self._pages = None
+        self.address = 0
+
+
+def create_reserved(name: str, size: int, *, directory: int, mode: int, where: str) -> None:
+    """Make a file of zeros in an open directory whose every byte has its place.
+
+    Args:
+        name: the file; it must not exist.
+        size: bytes, >= 1.
+        directory: a descriptor.
+        mode: its permissions, whatever the umask.
+        where: what to call the directory in messages.
+
+    Raises:
+        CapacityError: there is no room; the file may be left behind for the caller to remove.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(name, flags, 0o600, dir_fd=directory)
+    try:
+        os.fchmod(descriptor, mode)
+        # posix_fallocate calls again on EINTR, after the signal's handler had its turn.
+        for start in range(0, size, RESERVE_STEP_BYTES):
+            os.posix_fallocate(descriptor, start, min(RESERVE_STEP_BYTES, size - start))
+        _touch(descriptor, size)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise no_room(where, size, error) from None
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _touch(descriptor: int, size: int) -> None:
+    mapping = Mapping(descriptor, size, writable=True)
+    try:
+        mapping.populate()
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise CapacityError(
+                f"No memory for {size} bytes that the file system had promised: {error.strerror}. "
+                "Look for a memory limit (cgroup), or take a smaller capacity.",
+                needed_bytes=size,
+            ) from None
+        write_zeros(descriptor, size)
+    finally:
+        mapping.close()
+
+
+def write_zeros(descriptor: int, size: int) -> None:
+    """What `populate` does, for kernels without it. Fails with ENOSPC, never with a signal."""
+    offset = 0
+    while offset < size:
+        offset += os.pwrite(descriptor, _ZEROS[: size - offset], offset)
