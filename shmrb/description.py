@@ -32,7 +32,7 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         """The description as plain JSON values, with its kind."""
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        fields = _arguments(type(self))
         return {"kind": self.kind} | {f.name: to_plain(getattr(self, f.name)) for f in fields}
 
     @classmethod
@@ -42,7 +42,7 @@ class Description:
         Raises:
             SpecError: another kind, a missing or unknown key, or a value that makes no sense.
         """
-        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        fields = _arguments(cls)
         known = read_object(document, cls.kind, [f.name for f in fields])
         absent = [f.name for f in fields if f.name not in known and _is_required(f)]
         if absent:
@@ -55,9 +55,13 @@ class Description:
         return known
 
 
+def _arguments(cls: type[Description]) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+
+
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     missing = dataclasses.MISSING
-    return field.init and field.default is missing and field.default_factory is missing
+    return field.default is missing and field.default_factory is missing
 
 
 def to_plain(value: Any) -> Any:

@@ -292,7 +292,7 @@ def _checked_count(count: Any) -> int:
 
 
 def _checked_done_keys(keys: Any, schema: Schema | None) -> tuple[Path, ...]:
-    if isinstance(keys, str):
+    if not isinstance(keys, (tuple, list)):
         raise SpecTypeError(f"done_keys must be a list of keys, got {keys!r}; write [{keys!r}].")
     given = tuple(key_path(key) for key in keys)
     if schema is None:
