@@ -1,0 +1,533 @@
+// The only file that knows Python: converts arguments, releases the GIL while copying and waiting, returns plain tuples.
+// Addresses arrive as integers that Python has checked (shape, dtype, contiguity, range); no array type is bound, so
+// nothing is ever converted behind the caller's back.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+
+#include "segment.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace shmrb;
+
+namespace {
+
+using Addresses = std::vector<uint64_t>;
+constexpr int64_t kLongestSlice = 50'000'000;
+
+template <typename T>
+T* at(uint64_t address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+
+std::vector<uint8_t*> pointers(const Addresses& addresses) {
+  std::vector<uint8_t*> result(addresses.size());
+  for (size_t i = 0; i < addresses.size(); ++i) result[i] = at<uint8_t>(addresses[i]);
+  return result;
+}
+
+int64_t deadline(int64_t slice_ns) {
+  return monotonic_ns() + (slice_ns < kLongestSlice ? slice_ns : kLongestSlice);
+}
+
+nb::tuple to_tuple(const Outcome& o) {
+  return nb::make_tuple(static_cast<int>(o.status), o.value, static_cast<int>(o.what), o.who, o.wake);
+}
+
+// Runs one call without the GIL, counted in, unless the segment is closed.
+template <typename Work>
+nb::tuple call(Segment& segment, Work work) {
+  Outcome outcome{kClosed, 0, kNothing, 0, 0};
+  {
+    nb::gil_scoped_release free;
+    Segment::Call counted(segment);
+    if (counted) outcome = work(segment.view);
+  }
+  return to_tuple(outcome);
+}
+
+template <typename Work>
+nb::tuple change_call(Segment& segment, Work work) {
+  return call(segment, [&](const View& view) -> Outcome {
+    if (!view.writable || !view.token) return {kReadOnly, 0, kNothing, 0, 0};
+    return work(view);
+  });
+}
+
+template <typename Work>
+nb::tuple write_call(Segment& segment, Work work) {
+  return change_call(segment, [&](const View& view) -> Outcome {
+    if (!view.data_writable) return {kReadOnly, 0, kNothing, 0, 0};
+    return work(view);
+  });
+}
+
+std::unique_ptr<Segment> make_segment(nb::dict g) {
+  auto number = [&](const char* key) { return nb::cast<uint64_t>(g[key]); };
+  auto segment = std::make_unique<Segment>();
+  View& view = segment->view;
+  auto* ctl = at<uint8_t>(number("ctl"));
+  auto* slots = at<uint8_t>(number("slots"));
+  auto* data = at<uint8_t>(number("data"));
+  view.capacity = static_cast<int64_t>(number("capacity"));
+  view.lane_count = static_cast<uint32_t>(number("lanes"));
+  if (!ctl || !slots || view.lane_count == 0 || view.capacity < view.lane_count)
+    throw nb::value_error("geometry: ctl, slots, lanes and capacity must be set");
+  view.lane_capacity = view.capacity / view.lane_count;
+  view.max_clients = static_cast<uint32_t>(number("max_clients"));
+  view.features = static_cast<uint32_t>(number("features"));
+  view.writable = nb::cast<bool>(g["writable"]);
+  view.data_writable = nb::cast<bool>(g["data_writable"]);
+  view.control = reinterpret_cast<ControlBlock*>(ctl);
+  view.clients = reinterpret_cast<ClientBlock*>(ctl + number("clients"));
+  view.lanes = reinterpret_cast<LaneBlock*>(ctl + number("lane_blocks"));
+  view.words = reinterpret_cast<uint64_t*>(slots + number("words"));
+  view.owners = reinterpret_cast<uint32_t*>(slots + number("owners"));
+  view.runs = reinterpret_cast<uint32_t*>(slots + number("runs"));
+  view.versions = reinterpret_cast<int64_t*>(slots + number("versions"));
+  for (auto& [offset, row_bytes] : nb::cast<std::vector<std::pair<uint64_t, uint64_t>>>(g["columns"]))
+    view.columns.push_back({row_bytes && data ? data + offset : nullptr, row_bytes});
+  view.done_columns = nb::cast<std::vector<uint32_t>>(g["done_columns"]);
+  for (uint32_t column : view.done_columns)
+    if (column >= view.columns.size() || view.columns[column].row_bytes != 1)
+      throw nb::value_error("geometry: a done column must hold one byte a row");
+  return segment;
+}
+
+nb::tuple attach(Segment& s, const std::string& live_lock, uint32_t hint, uint32_t pid, uint32_t role,
+                 const std::string& name) {
+  int error = s.watch(live_lock);
+  if (error) return to_tuple({kSystem, error, kNothing, 0, 0});
+  if (role == 0) return to_tuple({});  // an observer takes no client slot
+  return call(s, [&](const View&) { return s.attach(hint, pid, role, name); });
+}
+
+nb::tuple extend(Segment& s, uint32_t lane, int64_t count, const Addresses& columns, uint64_t versions, uint32_t flags,
+                 int64_t slice_ns) {
+  return write_call(s, [&](const View& view) -> Outcome {
+    int64_t longest = view.lane_capacity / 2 > 0 ? view.lane_capacity / 2 : 1;
+    if (lane >= view.lane_count || count < 1 || count > longest || columns.size() != view.columns.size())
+      return {kCorrupt, 0, kNothing, 0, 0};
+    auto sources = pointers(columns);
+    return append(view, lane, {count, sources.data(), at<const int64_t>(versions)}, flags, deadline(slice_ns));
+  });
+}
+
+nb::tuple write_one(Segment& s, int64_t slot, const Addresses& columns, uint64_t version, int64_t slice_ns) {
+  return write_call(s, [&](const View& view) -> Outcome {
+    if (!view.in_range(slot) || columns.size() != view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
+    auto sources = pointers(columns);
+    return refill(view, slot, {1, sources.data(), at<const int64_t>(version)}, deadline(slice_ns));
+  });
+}
+
+nb::tuple sample(Segment& s, Stream& stream, int64_t count, const Addresses& outputs, uint64_t index,
+                 uint64_t generation, uint64_t version, int64_t cost, int64_t slice_ns) {
+  return call(s, [&](const View& view) -> Outcome {
+    if (count < 1 || count > UINT32_MAX || outputs.size() != view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
+    auto targets = pointers(outputs);
+    Batch batch{count, targets.data(), at<int64_t>(index), at<int64_t>(generation), at<int64_t>(version)};
+    return sample_uniform(view, stream.fork(), batch, cost, deadline(slice_ns));
+  });
+}
+
+nb::tuple read_rows(Segment& s, uint64_t index, int64_t count, const Addresses& outputs, uint64_t generation,
+               uint64_t version, int64_t slice_ns) {
+  return call(s, [&](const View& view) -> Outcome {
+    auto* slots = at<int64_t>(index);
+    if (count > UINT32_MAX || outputs.size() != view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
+    for (int64_t i = 0; i < count; ++i)
+      if (!view.in_range(slots[i])) return {kCorrupt, i, kNothing, 0, 0};
+    auto targets = pointers(outputs);
+    Batch batch{count, targets.data(), slots, at<int64_t>(generation), at<int64_t>(version)};
+    return read_slots(view, batch, deadline(slice_ns));
+  });
+}
+
+nb::tuple update_rows(Segment& s, uint64_t index, int64_t count, uint64_t generation, std::vector<uint32_t> columns,
+                      const Addresses& values, uint64_t versions, bool require_newer, uint64_t verdicts,
+                      int64_t slice_ns) {
+  return write_call(s, [&](const View& view) -> Outcome {
+    for (uint32_t column : columns)
+      if (column >= view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
+    if (columns.size() != values.size()) return {kCorrupt, 0, kNothing, 0, 0};
+    Patch patch{count, at<const int64_t>(index), at<const int64_t>(generation), std::move(columns), {},
+                at<const int64_t>(versions), require_newer, at<uint8_t>(verdicts)};
+    for (uint64_t value : values) patch.values.push_back(at<const uint8_t>(value));
+    return update(view, patch, deadline(slice_ns));
+  });
+}
+
+nb::tuple generations(Segment& s, uint64_t index, int64_t count, uint64_t out) {
+  return call(s, [&](const View& view) -> Outcome {
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t slot = at<const int64_t>(index)[i];
+      at<int64_t>(out)[i] = view.in_range(slot) ? public_generation(view, slot) : -1;
+    }
+    return {};
+  });
+}
+
+// Records that are live and whole, and rows ever written without those in flight.
+nb::tuple size(Segment& s) {
+  return call(s, [&](const View& view) -> Outcome {
+    settle_holes(view, false);
+    int64_t records = live_records(view) - rows_in_flight(view);
+    return {kOk, records > 0 ? records : 0, kNothing, 0, 0};
+  });
+}
+
+nb::tuple write_count(Segment& s) {
+  return call(s, [&](const View& view) -> Outcome {
+    int64_t rows = reserved_rows(view) - rows_in_flight(view);
+    return {kOk, rows > 0 ? rows : 0, kNothing, 0, 0};
+  });
+}
+
+nb::list lanes(Segment& s) {
+  nb::list result;
+  Segment::Call counted(s);
+  if (!counted) return result;
+  for (uint32_t i = 0; i < s.view.lane_count; ++i) {
+    const LaneBlock& lane = s.view.lanes[i];
+    nb::dict row;
+    row["head"] = order::peek(&lane.head);
+    row["floor"] = order::peek(&lane.floor);
+    row["written"] = order::peek(&lane.head) + order::peek(&lane.written_offset);
+    row["lease"] = order::peek(&lane.lease);
+    row["lock"] = order::peek(&lane.lock.word) & ~kWaitersBit;
+    row["holes"] = order::peek(&lane.holes);
+    row["next_run"] = order::peek(&lane.next_run);
+    row["written_ns"] = order::peek(&lane.written_ns);
+    result.append(row);
+  }
+  return result;
+}
+
+constexpr const char* kCounterNames[] = {"write_calls", "records_written", "sample_calls", "records_sampled",
+                                         "redraws", "rows_updated", "stale_rows", "versions_rejected",
+                                         "unchecked_rows", "refused_priorities", "blocked_ns", "take_overs",
+                                         "overwritten_in_call"};
+constexpr const char* kEventNames[] = {"voided_records", "reclaimed_records", "lock_take_overs", "clients_recovered",
+                                       "slots_freed"};
+constexpr int kNamedCounters = sizeof kCounterNames / sizeof *kCounterNames;
+constexpr int kNamedEvents = sizeof kEventNames / sizeof *kEventNames;
+
+// Sums over everybody who is or was attached, and the buffer's events.
+nb::dict counters(Segment& s) {
+  nb::dict result;
+  Segment::Call counted(s);
+  if (!counted) return result;
+  const View& view = s.view;
+  uint32_t high = order::peek(&view.control->clients_high);
+  for (int c = 0; c < kNamedCounters; ++c) {
+    uint64_t sum = order::peek(&view.control->retired[c]);
+    for (uint32_t i = 0; i < high && i < view.max_clients; ++i) sum += order::peek(&view.clients[i].counters[c]);
+    result[kCounterNames[c]] = sum;
+  }
+  for (int e = 0; e < kNamedEvents; ++e) result[kEventNames[e]] = order::peek(&view.control->events[e]);
+  return result;
+}
+
+void count(Segment& s, int counter, uint64_t amount) {
+  Segment::Call counted(s);
+  if (counted && s.view.writable && counter >= 0 && counter < kNamedCounters)
+    s.view.count(static_cast<Counter>(counter), amount);
+}
+
+nb::dict limiter(Segment& s) {
+  nb::dict result;
+  Segment::Call counted(s);
+  if (!counted) return result;
+  const LimiterBlock& l = s.view.control->limiter;
+  double spi, low, high;
+  uint64_t raw = order::peek(reinterpret_cast<const uint64_t*>(&l.samples_per_insert));
+  std::memcpy(&spi, &raw, 8);
+  raw = order::peek(reinterpret_cast<const uint64_t*>(&l.min_diff));
+  std::memcpy(&low, &raw, 8);
+  raw = order::peek(reinterpret_cast<const uint64_t*>(&l.max_diff));
+  std::memcpy(&high, &raw, 8);
+  result["enabled"] = order::peek(&l.enabled) != 0;
+  result["lifted"] = order::peek(&l.lifted) != 0;
+  result["inserts"] = counted_inserts(s.view);
+  result["samples"] = order::peek(&l.samples);
+  result["size"] = live_records(s.view);
+  result["min_size"] = order::peek(&l.min_size);
+  result["samples_per_insert"] = spi;
+  result["min_diff"] = low;
+  result["max_diff"] = high;
+  result["opened_by"] = order::peek(&l.opened_by);
+  result["opened_times"] = order::peek(&l.opened_times);
+  return result;
+}
+
+nb::dict client_entry(const View& view, uint32_t slot, bool alive) {
+  const ClientBlock& block = view.clients[slot];
+  char name[sizeof block.name + 1] = {};
+  for (size_t i = 0; i < sizeof block.name; ++i) name[i] = order::peek(&block.name[i]);
+  nb::dict row;
+  row["slot"] = slot;
+  row["token"] = make_token(order::peek(&block.epoch), slot);
+  row["pid"] = order::peek(&block.pid);
+  row["role"] = order::peek(&block.role);
+  row["name"] = nb::bytes(name, std::strlen(name));
+  row["alive"] = alive;
+  row["attached_ns"] = order::peek(&block.attached_ns);
+  row["waiting_for"] = order::peek(&block.waiting_for);
+  row["waiting_since_ns"] = order::peek(&block.waiting_since_ns);
+  row["in_flight"] = order::peek(&block.in_flight);
+  row["duties"] = order::peek(&block.duties);
+  nb::dict numbers;
+  for (int c = 0; c < kNamedCounters; ++c) numbers[kCounterNames[c]] = order::peek(&block.counters[c]);
+  row["counters"] = numbers;
+  return row;
+}
+
+// Clients whose entry is in use, and whether each lives.
+nb::list clients(Segment& s) {
+  nb::list result;
+  Segment::Call counted(s);
+  if (!counted) return result;
+  uint32_t high = order::peek(&s.view.control->clients_high);
+  for (uint32_t i = 0; i < high && i < s.view.max_clients; ++i) {
+    if (order::observe(&s.view.clients[i].role) == 0) continue;
+    result.append(client_entry(s.view, i, byte_state(s.view.liveness.probe, i) != ByteState::kFree));
+  }
+  return result;
+}
+
+nb::object client(Segment& s, uint32_t token) {
+  Segment::Call counted(s);
+  uint32_t slot = token_slot(token & ~kWaitersBit);
+  if (!counted || slot >= s.view.max_clients) return nb::none();
+  return client_entry(s.view, slot, s.view.liveness.alive(token & ~kWaitersBit));
+}
+
+uint64_t address(nb::handle array) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  auto result = reinterpret_cast<uintptr_t>(buffer.buf);
+  PyBuffer_Release(&buffer);
+  return result;
+}
+
+BellBlock& bell_of(const View& view, int which) {
+  return which == 0 ? view.control->records_bell : view.control->room_bell;
+}
+
+uint64_t& bell_word(const View& view, int which, bool on_futex) {
+  BellBlock& bell = bell_of(view, which);
+  return on_futex ? bell.futex : bell.semaphore;
+}
+
+// While waiting a client's entry says for what: 1 records, 2 room, 3 a lane, 4 a lock or slot; 0 nothing.
+void label_wait(Segment& s, uint32_t what) {
+  Segment::Call counted(s);
+  if (!counted || !s.view.writable || !s.view.token) return;
+  ClientBlock& me = *s.view.me();
+  if (what) {
+    order::put(&me.waiting_since_ns, monotonic_ns());
+  } else if (order::peek(&me.waiting_for)) {
+    s.view.count(kBlockedNs, static_cast<uint64_t>(monotonic_ns() - order::peek(&me.waiting_since_ns)));
+  }
+  order::publish(&me.waiting_for, what);
+}
+
+struct FieldSpan {
+  const char* name;
+  size_t offset, size;
+};
+
+template <size_t N>
+nb::dict describe(size_t size, const FieldSpan (&spans)[N]) {
+  nb::dict fields;
+  for (const FieldSpan& f : spans) fields[f.name] = nb::make_tuple(f.offset, f.size);
+  nb::dict result;
+  result["size"] = size;
+  result["fields"] = fields;
+  return result;
+}
+
+#define SPAN(type, field) \
+  FieldSpan { #field, offsetof(type, field), sizeof(type::field) }
+
+nb::dict abi() {
+  nb::dict r;
+  r["LockBlock"] = describe(sizeof(LockBlock), {SPAN(LockBlock, word), SPAN(LockBlock, dirty), SPAN(LockBlock, since_ns)});
+  r["JournalBlock"] = describe(sizeof(JournalBlock), {SPAN(JournalBlock, count), SPAN(JournalBlock, entries)});
+  r["BellBlock"] = describe(sizeof(BellBlock), {SPAN(BellBlock, semaphore), SPAN(BellBlock, futex)});
+  using L = LimiterBlock;
+  r["LimiterBlock"] = describe(
+      sizeof(L), {SPAN(L, enabled), SPAN(L, lifted), SPAN(L, samples), SPAN(L, min_size), SPAN(L, samples_per_insert),
+                  SPAN(L, min_diff), SPAN(L, max_diff), SPAN(L, uncounted), SPAN(L, lift_mark), SPAN(L, opened_by),
+                  SPAN(L, opened_times)});
+  using C = ControlBlock;
+  r["ControlBlock"] = describe(
+      sizeof(C), {SPAN(C, magic), SPAN(C, format), SPAN(C, state), SPAN(C, uuid), SPAN(C, generation_base),
+                  SPAN(C, capacity), SPAN(C, lanes), SPAN(C, max_clients), SPAN(C, created_ns), SPAN(C, clean),
+                  SPAN(C, clients_high), SPAN(C, boot), SPAN(C, control_lock), SPAN(C, empty_lock),
+                  SPAN(C, records_bell), SPAN(C, room_bell), SPAN(C, limiter), SPAN(C, journal), SPAN(C, priorities),
+                  SPAN(C, consumption), SPAN(C, events), SPAN(C, retired)});
+  using B = ClientBlock;
+  r["ClientBlock"] = describe(
+      sizeof(B), {SPAN(B, epoch), SPAN(B, pid), SPAN(B, role), SPAN(B, waiting_for), SPAN(B, attached_ns),
+                  SPAN(B, waiting_since_ns), SPAN(B, in_flight), SPAN(B, duties), SPAN(B, name), SPAN(B, counters)});
+  using N = LaneBlock;
+  r["LaneBlock"] = describe(
+      sizeof(N), {SPAN(N, lock), SPAN(N, lease), SPAN(N, last_writer), SPAN(N, next_run), SPAN(N, open_run),
+                  SPAN(N, run_ended), SPAN(N, holes_stale), SPAN(N, holes), SPAN(N, written_ns), SPAN(N, head),
+                  SPAN(N, floor), SPAN(N, written_offset), SPAN(N, journal)});
+  return r;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Shared-memory slots, locks and copies of shmrb; use shmrb.core.";
+  m.attr("FORMAT_NUMBER") = kFormatNumber;
+  m.attr("CONTROL_MAGIC") = kControlMagic;
+  m.def("abi", &abi, "Struct sizes and field (offset, size) of everything that lies in shared memory.");
+  m.def("stopping_points", [] {
+    nb::list names;
+    for (const char* name : stopping::kNames) names.append(nb::str(name));
+    return names;
+  });
+  m.def("stop_at", [](const std::string& point, const std::string& action, int passes, int pause_ms) {
+    int index = stopping::find(point.c_str());
+    int kind = action == "pause" ? 0 : action == "stop" ? 1 : action == "kill" ? 2 : -1;
+    if (index < 0 || kind < 0 || passes < 1) throw nb::value_error("stop_at: unknown point, action or pass");
+    stopping::arm(index, kind, passes, pause_ms);
+  }, "point"_a, "action"_a, "passes"_a = 1, "pause_ms"_a = 0);
+  m.def("stopping_point", [](const std::string& point) {
+    int index = stopping::find(point.c_str());
+    if (index < 0) throw nb::value_error("stopping_point: unknown point");
+    nb::gil_scoped_release free;
+    stopping::at(static_cast<stopping::Point>(index));
+  }, "point"_a);
+  m.def("byte_held", [](const std::string& live_lock, uint32_t slot) {
+    int fd = open(live_lock.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) return true;
+    ByteState state = byte_state(fd, slot);
+    close(fd);
+    return state != ByteState::kFree;
+  }, "live_lock"_a, "slot"_a, "Is that client's lock byte held? On any error: yes.");
+  m.def("monotonic_ns", &monotonic_ns);
+  m.def("address", &address, "array"_a, "Where a C-contiguous array lies; numpy's own way makes a dictionary first.");
+
+  nb::class_<HeldByte>(m, "HeldByte", "A lock byte held by its own mapping, as a creator holds one while it builds.")
+      .def(nb::init<>())
+      .def("take", [](HeldByte& b, const std::string& path, uint32_t slot) { return b.take(path.c_str(), slot); },
+           "path"_a, "slot"_a, "0 or errno; EAGAIN when somebody holds it.")
+      .def("release", &HeldByte::release);
+
+  nb::class_<Stream>(m, "Rng", "One handle's random stream; threads may share it.")
+      .def(nb::init<uint64_t>(), "seed"_a)
+      .def("next", [](Stream& stream) { return stream.fork().next(); });
+
+  nb::class_<Segment>(m, "Segment", "One attachment's mappings as the algorithms see them.")
+      .def("__init__", [](Segment* place, nb::dict geometry) {
+        auto made = make_segment(geometry);
+        new (place) Segment();
+        place->view = made->view;
+      }, "geometry"_a)
+      .def("attach", &attach, "live_lock"_a, "hint"_a, "pid"_a, "role"_a, "name"_a)
+      .def_prop_ro("token", [](Segment& s) { return s.view.token; })
+      .def("close", &Segment::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("abandon", &Segment::abandon)
+      .def("alive", [](Segment& s, uint32_t token) { return s.view.liveness.alive(token); }, "token"_a)
+      .def("is_ready", [](Segment& s) { return order::observe(&s.view.control->state) == kReadyState; })
+      .def("extend", &extend, "lane"_a, "count"_a, "columns"_a, "versions"_a, "flags"_a, "slice_ns"_a)
+      .def("write", &write_one, "slot"_a, "columns"_a, "version"_a, "slice_ns"_a)
+      .def("admit", [](Segment& s, int64_t rows, int64_t slice_ns) {
+        return change_call(s, [&](const View& view) { return admit(view, rows, deadline(slice_ns)); });
+      }, "rows"_a, "slice_ns"_a)
+      .def("charge", [](Segment& s, int64_t records, int64_t slice_ns) {
+        return change_call(s, [&](const View& view) {
+          Outcome o = charge(view, records, deadline(slice_ns));
+          o.wake = o.status == kOk && view.has(kLimiter) ? ring_room(view) : 0;
+          return o;
+        });
+      }, "records"_a, "slice_ns"_a)
+      .def("sample", &sample, "rng"_a, "count"_a, "outputs"_a, "index"_a, "generation"_a, "version"_a, "cost"_a,
+           "slice_ns"_a)
+      .def("read", &read_rows, "index"_a, "count"_a, "outputs"_a, "generation"_a, "version"_a, "slice_ns"_a)
+      .def("update", &update_rows, "index"_a, "count"_a, "generation"_a, "columns"_a, "values"_a, "versions"_a,
+           "require_newer"_a, "verdicts"_a, "slice_ns"_a)
+      .def("empty", [](Segment& s, bool reset, int64_t slice_ns) {
+        return change_call(s, [&](const View& view) { return empty(view, reset, deadline(slice_ns)); });
+      }, "reset_write_count"_a, "slice_ns"_a)
+      .def("end_trajectory", [](Segment& s, uint32_t lane, int64_t slice_ns) {
+        return change_call(s, [&](const View& view) { return end_trajectory(view, lane, deadline(slice_ns)); });
+      }, "lane"_a, "slice_ns"_a)
+      .def("generations", &generations, "index"_a, "count"_a, "out"_a)
+      .def("size", &size)
+      .def("write_count", &write_count)
+      .def("lanes", &lanes)
+      .def("counters", &counters)
+      .def("count", &count, "counter"_a, "amount"_a)
+      .def("limiter", &limiter)
+      .def("clients", &clients)
+      .def("client", &client, "token"_a)
+      .def("set_limits", [](Segment& s, bool enabled, int64_t min_size, double spi, double min_diff, double max_diff,
+                            int64_t slice_ns) {
+        return change_call(s, [&](const View& view) {
+          return set_limits(view, {enabled, min_size, spi, min_diff, max_diff}, deadline(slice_ns));
+        });
+      }, "enabled"_a, "min_size"_a, "samples_per_insert"_a, "min_diff"_a, "max_diff"_a, "slice_ns"_a)
+      .def("lift", [](Segment& s, bool lifted, int64_t slice_ns) {
+        return change_call(s, [&](const View& view) { return lift_limits(view, lifted, deadline(slice_ns)); });
+      }, "lifted"_a, "slice_ns"_a)
+      .def("lease", [](Segment& s, int64_t lane) {
+        return change_call(s, [&](const View& view) -> Outcome {
+          if (lane >= static_cast<int64_t>(view.lane_count)) return {kCorrupt, 0, kNothing, 0, 0};
+          return lease_lane(view, lane);
+        });
+      }, "lane"_a)
+      .def("release_lease", [](Segment& s, uint32_t lane) {
+        return change_call(s, [&](const View& view) -> Outcome {
+          if (lane >= view.lane_count) return {kCorrupt, 0, kNothing, 0, 0};
+          give_back_lane(view, lane);
+          return {};
+        });
+      }, "lane"_a)
+      .def("bell_enter", [](Segment& s, int which, bool on_futex) {
+        return change_call(s, [&](const View& view) -> Outcome {
+          return {kOk, enter_bell(bell_word(view, which, on_futex)), kNothing, 0, 0};
+        });
+      }, "which"_a, "on_futex"_a)
+      .def("bell_leave", [](Segment& s, int which, bool on_futex, uint32_t event) {
+        return change_call(s, [&](const View& view) -> Outcome {
+          leave_bell(bell_word(view, which, on_futex), event);
+          return {};
+        });
+      }, "which"_a, "on_futex"_a, "event"_a)
+      .def("bell_sleep", [](Segment& s, int which, uint32_t event, int64_t slice_ns) {
+        return change_call(s, [&](const View& view) -> Outcome {
+          return {kOk, sleep_on_bell(bell_of(view, which).futex, event, slice_ns < kLongestSlice ? slice_ns : kLongestSlice),
+                  kNothing, 0, 0};
+        });
+      }, "which"_a, "event"_a, "slice_ns"_a)
+      .def("ring", [](Segment& s) {
+        return change_call(s, [&](const View& view) -> Outcome {
+          return {kOk, 0, kNothing, 0, ring_records(view) | ring_room(view)};
+        });
+      })
+      .def("label_wait", &label_wait, "what"_a)
+      .def("reap", [](Segment& s) {
+        return change_call(s, [&](const View& view) -> Outcome {
+          int64_t dead = reap(view, s.live_lock().c_str());
+          uint64_t wake = dead ? ring_records(view) | ring_room(view) : 0;
+          return {kOk, dead, kNothing, 0, wake};
+        });
+      })
+      .def("recover", [](Segment& s) {
+        return change_call(s, [&](const View& view) -> Outcome {
+          int64_t freed = recover_buffer(view, s.live_lock().c_str());
+          return {kOk, freed, kNothing, 0, ring_records(view) | ring_room(view)};
+        });
+      });
+}

@@ -1,0 +1,86 @@
+// Claiming slots and the changes of a slot word.
+//
+// Only the claimant of a slot touches its word or its record. A claim is a compare-and-swap of the owner word from 0, or
+// from the token of a client that is proven dead; then, if the word is busy, the half-written record is voided before
+// anything else. A release stores the word first and the owner second, both with release order: a sweep that finds no
+// owner finds the final word.
+#pragma once
+
+#include "locking.h"
+#include "view.h"
+
+namespace shmrb {
+
+// Somebody voided a live record of this slot's lane: `holes` must be counted anew. Set before and after the word is
+// stored, so that a count in between is repeated.
+inline void doubt_holes(const View& view, int64_t slot) {
+  order::publish(&view.lanes[view.lane_of(slot)].holes_stale, 1u);
+}
+
+// REQUIRES: the slot is claimed by the caller, its word was busy in a dead client's hands.
+inline void void_slot(const View& view, int64_t slot, uint64_t word) {
+  doubt_holes(view, slot);
+  order::publish(&view.words[slot], make_word(word_generation(word) + 1, 0, kVoid64));
+  doubt_holes(view, slot);
+  view.note(kVoidedRecords);
+  if (word_revision(word) == 0) {  // a first write that was never published: it was counted as an insert
+    view.note(kReclaimedRecords);
+    if (view.has(kLimiter)) order::bump(&view.control->limiter.uncounted, int64_t{1});
+  }
+}
+
+// 0 when the slot is the caller's now; else the token of the living owner.
+inline uint32_t claim_slot(const View& view, int64_t slot) {
+  uint32_t* owner = &view.owners[slot];
+  for (;;) {
+    uint32_t current = 0;
+    if (order::claim(owner, current, view.token)) return 0;
+    if (current == view.token || view.liveness.alive(current)) return current;
+    if (!order::claim(owner, current, view.token)) continue;
+    stopping::at(stopping::kRecovering);
+    uint64_t word = order::observe(&view.words[slot]);
+    if (word_busy(word)) {
+      void_slot(view, slot, word);
+    } else {
+      doubt_holes(view, slot);  // the dead one may have voided it and died before saying so
+      view.note(kSlotsFreed);
+    }
+    return 0;
+  }
+}
+
+inline void free_slot(const View& view, int64_t slot) { order::publish(&view.owners[slot], 0u); }
+
+// Sleeps on a living owner's word: releases wake nobody, since a claim lasts microseconds.
+class OwnerNap {
+ public:
+  void rest(const View& view, int64_t slot, uint32_t owner, int64_t deadline_ns) {
+    int64_t left = deadline_ns - monotonic_ns();
+    if (left > 0) futex_wait(&view.owners[slot], owner, nap_ns_ < left ? nap_ns_ : left);
+    if (nap_ns_ < 8'000'000) nap_ns_ *= 2;
+  }
+
+ private:
+  int64_t nap_ns_ = 100'000;
+};
+
+// The generation that a write gives: one more, one more again when the record under it was emptied away, and never
+// below the base that keeps dropped buffers' handles stale.
+inline uint64_t next_generation(const View& view, uint64_t word, bool emptied) {
+  uint64_t old = word_generation(word);
+  uint64_t next = old + (emptied && old != 0 ? 2 : 1);
+  uint64_t base = view.control->generation_base;
+  return next < base ? base : next;
+}
+
+// What `generations_of` says: −1 never written; an emptied slot reads one higher than its last record did. While a first
+// write is in flight it still says what it said before.
+inline int64_t public_generation(const View& view, int64_t slot) {
+  uint64_t word = order::observe(&view.words[slot]);
+  auto generation = static_cast<int64_t>(word_generation(word));
+  if (generation == 0) return -1;
+  if (word_busy(word) && word_revision(word) == 0) return generation - 2;
+  return generation - (ticket_is_live(view, slot) ? 1 : 0);
+}
+
+}  // namespace shmrb

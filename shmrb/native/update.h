@@ -1,0 +1,129 @@
+// Changing records in place: late results and setters. All slots of the call are claimed first, in ascending order, so
+// two callers cannot hold what the other wants; then row by row, with one busy row at a time, so that a kill costs one
+// record.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "read.h"
+
+namespace shmrb {
+
+enum RowVerdict : uint8_t { kStale = 0, kUpdated = 1, kVersionRejected = 2 };
+
+// `columns[k]` is the position of a schema column, `values[k]` its new rows. `generation` null: whatever record is live
+// (setters). `versions` null: the version is left alone.
+struct Patch {
+  int64_t count;
+  const int64_t* index;
+  const int64_t* generation;
+  std::vector<uint32_t> columns;
+  std::vector<const uint8_t*> values;
+  const int64_t* versions;
+  bool require_newer;
+  uint8_t* verdicts;
+};
+
+// Claims every slot named by `rows`, which are sorted by slot. 0, or the living owner of `*at`; then nothing is claimed.
+inline uint32_t claim_rows(const View& view, const Patch& patch, const std::vector<uint32_t>& rows, int64_t* at) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    int64_t slot = patch.index[rows[i]];
+    if (i > 0 && patch.index[rows[i - 1]] == slot) continue;
+    uint32_t owner = claim_slot(view, slot);
+    if (owner == 0) continue;
+    for (size_t k = 0; k < i; ++k) {
+      int64_t claimed = patch.index[rows[k]];
+      if (k == 0 || patch.index[rows[k - 1]] != claimed) free_slot(view, claimed);
+    }
+    *at = slot;
+    return owner;
+  }
+  return 0;
+}
+
+// REQUIRES: the slot is claimed. Writes one row over a live record.
+inline void write_in_place(const View& view, const Patch& patch, uint32_t row, int64_t slot, uint64_t word) {
+  uint64_t revision = (word_revision(word) + 1) & kRevisionMask;
+  if (revision == 0) revision = 1;  // revision 0 says: a first write
+  uint64_t changed = make_word(word_generation(word), revision, 0);
+  order::publish(&view.words[slot], changed | kBusy64);
+  stopping::at(stopping::kUpdateMarked);
+  order::before_payload();
+  for (size_t k = 0; k < patch.columns.size(); ++k) {
+    const Column& column = view.columns[patch.columns[k]];
+    if (column.base)
+      order::copy_payload(column.base + slot * column.row_bytes, patch.values[k] + row * column.row_bytes,
+                          column.row_bytes);
+    if (k == 0) stopping::at(stopping::kUpdateMidPayload);
+  }
+  if (patch.versions) order::put(&view.versions[slot], patch.versions[row]);
+  stopping::at(stopping::kUpdateBeforeCommit);
+  order::publish(&view.words[slot], changed);
+}
+
+// REQUIRES: the slot is claimed. `rows` are the call's rows for this slot, in input order.
+inline void update_slot(const View& view, const Patch& patch, const uint32_t* rows, size_t count, int64_t slot) {
+  uint64_t word = order::peek(&view.words[slot]);
+  bool live = word_whole(word) && ticket_is_live(view, slot);
+  auto stamp = static_cast<int64_t>(word_generation(word)) - 1;
+  uint32_t winner = 0;
+  bool found = false;
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t row = rows[i];
+    bool current = live && (!patch.generation || patch.generation[row] == stamp);
+    patch.verdicts[row] = current ? (patch.versions ? kVersionRejected : kUpdated) : kStale;
+    // Highest version, the last row among equals; without versions the last row.
+    if (current && (!found || !patch.versions || patch.versions[row] >= patch.versions[winner])) {
+      winner = row;
+      found = true;
+    }
+  }
+  if (!found) return;
+  if (patch.versions) {
+    int64_t stored = order::peek(&view.versions[slot]);
+    bool newer = patch.require_newer ? patch.versions[winner] > stored : patch.versions[winner] >= stored;
+    if (!newer) return;
+  }
+  patch.verdicts[winner] = kUpdated;
+  write_in_place(view, patch, winner, slot, word);
+}
+
+// value: rows updated. Rows out of range are stale.
+inline Outcome update(const View& view, const Patch& patch, int64_t deadline_ns) {
+  std::vector<uint32_t> rows;
+  rows.reserve(patch.count);
+  for (int64_t i = 0; i < patch.count; ++i) {
+    patch.verdicts[i] = kStale;
+    if (view.in_range(patch.index[i])) rows.push_back(static_cast<uint32_t>(i));
+  }
+  std::stable_sort(rows.begin(), rows.end(), [&](uint32_t a, uint32_t b) { return patch.index[a] < patch.index[b]; });
+  OwnerNap nap;
+  int64_t busy = 0;
+  while (uint32_t owner = claim_rows(view, patch, rows, &busy)) {
+    if (monotonic_ns() >= deadline_ns) return blocked_on(kSlotOwner, owner);
+    nap.rest(view, busy, owner, deadline_ns);
+  }
+  stopping::at(stopping::kUpdateClaimed);
+  bool ready = order::observe(&view.control->state) == kReadyState;
+  for (size_t i = 0; i < rows.size();) {
+    int64_t slot = patch.index[rows[i]];
+    size_t end = i + 1;
+    while (end < rows.size() && patch.index[rows[end]] == slot) ++end;
+    if (ready) update_slot(view, patch, &rows[i], end - i, slot);
+    free_slot(view, slot);
+    i = end;
+  }
+  if (!ready) return {kDead, 0, kNothing, 0, 0};
+  int64_t tally[3] = {0, 0, 0};
+  for (int64_t i = 0; i < patch.count; ++i) ++tally[patch.verdicts[i]];
+  if (patch.generation) {
+    view.count(kRowsUpdated, tally[kUpdated]);
+    view.count(kStaleRows, tally[kStale]);
+    view.count(kVersionsRejected, tally[kVersionRejected]);
+  }
+  return {kOk, tally[kUpdated], kNothing, 0, tally[kUpdated] ? ring_records(view) : 0};
+}
+
+}  // namespace shmrb

@@ -1,0 +1,203 @@
+// Writing records: reserve under the lane's lock (claim, mark, move the head), copy outside it, publish.
+//
+// Killed before the marks: the old records stand. Killed after them: the records being written and those they were
+// replacing are void, nothing else. Once the first slot is marked a call neither waits, nor times out, nor returns early.
+#pragma once
+
+#include "bells.h"
+#include "limiter.h"
+
+namespace shmrb {
+
+enum WriteFlag : uint32_t {
+  kAdmitted = 1,        // the limiter admitted the whole call before its first chunk
+  kEndTrajectory = 2,   // the last row ends its trajectory, whatever its done fields say
+};
+
+// What is written: one contiguous array a column, rows in order.
+struct Rows {
+  int64_t count;
+  const uint8_t* const* columns;
+  const int64_t* versions;  // null: -1
+};
+
+// REQUIRES: every slot of the write is claimed and marked busy by the caller.
+inline void copy_rows_in(const View& view, const Rows& rows, int64_t from, int64_t slot, int64_t count) {
+  for (size_t c = 0; c < view.columns.size(); ++c) {
+    const Column& column = view.columns[c];
+    if (column.base)
+      order::copy_payload(column.base + slot * column.row_bytes, rows.columns[c] + from * column.row_bytes,
+                          count * column.row_bytes);
+    if (c == 0) stopping::at(stopping::kMidPayload);
+  }
+  for (int64_t i = 0; i < count; ++i)
+    order::put(&view.versions[slot + i], rows.versions ? rows.versions[from + i] : int64_t{-1});
+}
+
+inline void publish_slot(const View& view, int64_t slot) {
+  uint64_t word = order::peek(&view.words[slot]);
+  order::publish(&view.words[slot], word & ~kBusy64);
+  free_slot(view, slot);
+}
+
+inline bool row_ends(const View& view, const Rows& rows, int64_t i) {
+  for (uint32_t c : view.done_columns)
+    if (rows.columns[c][i]) return true;
+  return false;
+}
+
+// Gives each row its run. A writer goes on with the lane's open run only when the lane's last ticket is its own and did
+// not end; the number counter moves first, so a death in between can only skip numbers.
+inline void stamp_runs(const View& view, LaneBlock& lane, int64_t first_slot, int64_t position, const Rows& rows,
+                       uint32_t flags) {
+  bool goes_on = lane.last_writer == view.token && !lane.run_ended && lane.head > lane.floor;
+  uint32_t number = lane.open_run;
+  uint32_t next = lane.next_run;
+  bool ended = false;
+  for (int64_t i = 0; i < rows.count; ++i) {
+    uint32_t run = 0;
+    if (!goes_on) {
+      number = next;
+      next = (next + 1) & kRunNumberMask;
+      run |= kRunFirst;
+    }
+    ended = row_ends(view, rows, i) || ((flags & kEndTrajectory) && i == rows.count - 1);
+    if (ended) run |= kRunLast;
+    order::put(&view.runs[first_slot + (position + i) % view.lane_capacity], run | number);
+    goes_on = !ended;
+  }
+  order::put(&lane.next_run, next);
+  order::put(&lane.last_writer, view.token);
+  order::put(&lane.open_run, number);
+  order::put(&lane.run_ended, uint32_t{ended});
+}
+
+// Claims `count` slots of a lane from `position` on. 0, or the living owner of `*at`; then nothing is claimed.
+inline uint32_t claim_range(const View& view, int64_t first_slot, int64_t position, int64_t count, int64_t* at) {
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t slot = first_slot + (position + i) % view.lane_capacity;
+    uint32_t owner = claim_slot(view, slot);
+    if (owner == 0) continue;
+    for (int64_t k = 0; k < i; ++k) free_slot(view, first_slot + (position + k) % view.lane_capacity);
+    *at = slot;
+    return owner;
+  }
+  return 0;
+}
+
+// REQUIRES: the lane's lock is held and the slots are claimed. Marks, stamps runs, moves the head.
+inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, const Rows& rows, uint32_t flags) {
+  int64_t head = order::peek(&lane.head);
+  int64_t floor = order::peek(&lane.floor);
+  int64_t position = head % view.lane_capacity;
+  order::bump(&view.me()->in_flight, rows.count);
+  int64_t filled_holes = 0;
+  for (int64_t i = 0; i < rows.count; ++i) {
+    int64_t slot = first_slot + (position + i) % view.lane_capacity;
+    bool emptied = head + i - view.lane_capacity < floor;  // the lane's first lap over its floor
+    uint64_t word = order::peek(&view.words[slot]);
+    filled_holes += word_void(word) && !emptied;
+    order::publish(&view.words[slot], make_word(next_generation(view, word, emptied), 0, kBusy64));
+    if (i == 0) stopping::at(stopping::kMidMark);
+  }
+  stamp_runs(view, lane, first_slot, position, rows, flags);
+  stopping::at(stopping::kReserved);
+  if (filled_holes) order::put(&lane.holes, lane.holes > filled_holes ? lane.holes - filled_holes : 0);
+  order::put(&lane.written_ns, coarse_ns(CLOCK_REALTIME_COARSE));
+  order::publish(&lane.head, head + rows.count);
+  stopping::at(stopping::kHeadMoved);
+}
+
+inline uint64_t ring_records(const View& view) { return ring(view.control->records_bell); }
+inline uint64_t ring_room(const View& view) { return static_cast<uint64_t>(ring(view.control->room_bell)) << 32; }
+
+// Appends rows.count <= max(1, lane_capacity / 2) records to a lane. value: the first row's ticket.
+inline Outcome append(const View& view, uint32_t lane_index, const Rows& rows, uint32_t flags, int64_t deadline_ns) {
+  LaneBlock& lane = view.lanes[lane_index];
+  int64_t first_slot = lane_index * view.lane_capacity;
+  OwnerNap nap;
+  int64_t head;
+  for (;;) {
+    Held held(view, view.lock_of(lane_index), deadline_ns);
+    if (!held) return blocked_on(view.lock_kind(), held.who());
+    if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+    if (!(flags & kAdmitted) && !may_insert(view, rows.count)) return {kLimited, 0, kNothing, 0, 0};
+    head = order::peek(&lane.head);
+    int64_t busy_slot = 0;
+    uint32_t owner = claim_range(view, first_slot, head % view.lane_capacity, rows.count, &busy_slot);
+    if (owner == 0) {
+      stopping::at(stopping::kClaimed);
+      reserve(view, lane, first_slot, rows, flags);
+      break;
+    }
+    held.let_go();
+    if (monotonic_ns() >= deadline_ns) return blocked_on(kSlotOwner, owner);
+    nap.rest(view, busy_slot, owner, deadline_ns);
+  }
+  order::before_payload();
+  int64_t position = head % view.lane_capacity;
+  int64_t before_wrap = view.lane_capacity - position < rows.count ? view.lane_capacity - position : rows.count;
+  copy_rows_in(view, rows, 0, first_slot + position, before_wrap);
+  if (before_wrap < rows.count) copy_rows_in(view, rows, before_wrap, first_slot, rows.count - before_wrap);
+  stopping::at(stopping::kBeforeCommit);
+  for (int64_t i = 0; i < rows.count; ++i) {
+    publish_slot(view, first_slot + (position + i) % view.lane_capacity);
+    if (i == 0) stopping::at(stopping::kMidCommit);
+  }
+  order::bump(&view.me()->in_flight, -rows.count);
+  stopping::at(stopping::kCommitted);
+  order::put(&view.me()->duties, view.me()->duties | 1u);
+  view.count(kWriteCalls, 1);
+  view.count(kRecordsWritten, rows.count);
+  return {kOk, head, kNothing, 0, ring_records(view)};
+}
+
+// The limiter's answer for a call that will be written in several chunks.
+inline Outcome admit(const View& view, int64_t rows, int64_t deadline_ns) {
+  if (!limits_apply(view)) return {};
+  Held held(view, view.control->control_lock, deadline_ns);
+  if (!held) return blocked_on(kControlLock, held.who());
+  return {may_insert(view, rows) ? kOk : kLimited, 0, kNothing, 0, 0};
+}
+
+// Writes one record into a given slot without a ticket: head and ring order stay, the slot gets a new generation.
+inline Outcome refill(const View& view, int64_t slot, const Rows& row, int64_t deadline_ns) {
+  OwnerNap nap;
+  while (uint32_t owner = claim_slot(view, slot)) {
+    if (monotonic_ns() >= deadline_ns) return blocked_on(kSlotOwner, owner);
+    nap.rest(view, slot, owner, deadline_ns);
+  }
+  stopping::at(stopping::kClaimed);
+  if (order::observe(&view.control->state) != kReadyState) {
+    free_slot(view, slot);
+    return {kDead, 0, kNothing, 0, 0};
+  }
+  uint64_t word = order::peek(&view.words[slot]);
+  uint64_t generation = next_generation(view, word, !ticket_is_live(view, slot));
+  order::publish(&view.words[slot], make_word(generation, 0, kBusy64));
+  stopping::at(stopping::kReserved);
+  order::before_payload();
+  copy_rows_in(view, row, 0, slot, 1);
+  order::put(&view.runs[slot], kRunFirst | kRunLast);
+  stopping::at(stopping::kBeforeCommit);
+  publish_slot(view, slot);
+  stopping::at(stopping::kCommitted);
+  doubt_holes(view, slot);
+  view.count(kWriteCalls, 1);
+  view.count(kRecordsWritten, 1);
+  return {kOk, static_cast<int64_t>(generation) - 1, kNothing, 0, ring_records(view)};
+}
+
+// The handle's trajectory ends with the last record it wrote: the lane's next record starts another run.
+inline Outcome end_trajectory(const View& view, uint32_t lane_index, int64_t deadline_ns) {
+  Held held(view, view.lock_of(lane_index), deadline_ns);
+  if (!held) return blocked_on(view.lock_kind(), held.who());
+  LaneBlock& lane = view.lanes[lane_index];
+  if (lane.last_writer != view.token || lane.head <= lane.floor) return {};
+  int64_t newest = lane_index * view.lane_capacity + (lane.head - 1) % view.lane_capacity;
+  order::put(&view.runs[newest], order::peek(&view.runs[newest]) | kRunLast);
+  order::put(&lane.run_ended, 1u);
+  return {};
+}
+
+}  // namespace shmrb
