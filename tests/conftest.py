@@ -57,12 +57,17 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
 
 @pytest.fixture(autouse=True)
 def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A root of segments (tmpfs) and a socket path for this test alone; children inherit both."""
+    """A root of segments (tmpfs), a socket path and a working directory for this test alone.
+
+    Children inherit all three. An interpreter that runs with -c or -m imports from its working
+    directory first, which must therefore not be the checkout.
+    """
     base = Path(tempfile.mkdtemp(prefix="shmrb-test-", dir="/dev/shm"))
     segments = base / "segments"
     segments.mkdir(mode=0o700)
     monkeypatch.setenv("SHMRB_ROOT", str(segments))
     monkeypatch.setenv("SHMRB_SOCKET", str(base / "daemon.sock"))
+    monkeypatch.chdir(base)
     yield segments
     _remove_semaphores(segments)
     shutil.rmtree(base)

@@ -41,8 +41,7 @@ PROMISED = {
 
 def _fresh(code: str, cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a new interpreter that sees the same packages as this one."""
-    path = [entry for entry in sys.path if entry]
-    prelude = f"import sys; sys.path[:] = {path!r}\n"
+    prelude = f"import sys; sys.path[:] = {sys.path!r}\n"
     command = [sys.executable, *flags, "-c", prelude + code]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
 

@@ -34,6 +34,8 @@ FLOORS = {
     "shmrb.segment": 3,
     "shmrb.planner": 4,
     "shmrb.channel": 5,
+    "shmrb.waiting": 5,
+    "shmrb.batches": 5,
     "shmrb.attachment": 5,
     "shmrb.records": 5,
     "shmrb.buffer": 5,
