@@ -136,7 +136,7 @@ nb::tuple sample(Segment& s, Stream& stream, int64_t count, const Addresses& out
 }
 
 nb::tuple read_rows(Segment& s, uint64_t index, int64_t count, const Addresses& outputs, uint64_t generation,
-               uint64_t version, int64_t slice_ns) {
+               uint64_t version, int64_t cost, int64_t slice_ns) {
   return call(s, [&](const View& view) -> Outcome {
     auto* slots = at<int64_t>(index);
     if (count > UINT32_MAX || outputs.size() != view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
@@ -144,7 +144,7 @@ nb::tuple read_rows(Segment& s, uint64_t index, int64_t count, const Addresses& 
       if (!view.in_range(slots[i])) return {kCorrupt, i, kNothing, 0, 0};
     auto targets = pointers(outputs);
     Batch batch{count, targets.data(), slots, at<int64_t>(generation), at<int64_t>(version)};
-    return read_slots(view, batch, deadline(slice_ns));
+    return sample_slots(view, batch, cost, deadline(slice_ns));
   });
 }
 
@@ -454,7 +454,8 @@ NB_MODULE(_native, m) {
       }, "records"_a, "slice_ns"_a)
       .def("sample", &sample, "rng"_a, "count"_a, "outputs"_a, "index"_a, "generation"_a, "version"_a, "cost"_a,
            "slice_ns"_a)
-      .def("read", &read_rows, "index"_a, "count"_a, "outputs"_a, "generation"_a, "version"_a, "slice_ns"_a)
+      .def("read", &read_rows, "index"_a, "count"_a, "outputs"_a, "generation"_a, "version"_a, "cost"_a,
+           "slice_ns"_a)
       .def("update", &update_rows, "index"_a, "count"_a, "generation"_a, "columns"_a, "values"_a, "versions"_a,
            "require_newer"_a, "verdicts"_a, "slice_ns"_a)
       .def("empty", [](Segment& s, bool reset, int64_t slice_ns) {

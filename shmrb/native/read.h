@@ -153,6 +153,13 @@ inline Outcome draw_uniform(const View& view, Random& random, const Batch& batch
   }
 }
 
+inline void count_sample(const View& view, int64_t records, int64_t redraws) {
+  order::put(&view.me()->duties, view.me()->duties | 2u);
+  view.count(kSampleCalls, 1);
+  view.count(kRecordsSampled, records);
+  view.count(kRedraws, redraws);
+}
+
 // Charge, draw, settle. `cost`: loss-bearing records to charge, 0 for none.
 inline Outcome sample_uniform(const View& view, Random random, const Batch& batch, int64_t cost, int64_t deadline_ns) {
   if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
@@ -161,19 +168,13 @@ inline Outcome sample_uniform(const View& view, Random random, const Batch& batc
   Outcome drawn = draw_uniform(view, random, batch, deadline_ns);
   settle_charge(view, charged.value, drawn.status == kOk, drawn.status == kEmpty);
   if (view.has(kLimiter) && view.writable) drawn.wake |= ring_room(view);
-  if (drawn.status == kOk && view.token) {
-    order::put(&view.me()->duties, view.me()->duties | 2u);
-    view.count(kSampleCalls, 1);
-    view.count(kRecordsSampled, batch.count);
-    view.count(kRedraws, drawn.value);
-  }
+  if (drawn.status == kOk && view.token) count_sample(view, batch.count, drawn.value);
   return drawn;
 }
 
 // Reads the given slots. A row whose slot holds no live record gets generation -1 and keeps what the output held. A slot
 // that a living client is writing is waited for.
 inline Outcome read_slots(const View& view, const Batch& batch, int64_t deadline_ns) {
-  if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
   Scratch& scratch = Scratch::of_thread();
   scratch.words.resize(batch.count);
   std::vector<uint32_t> open(batch.count);
@@ -208,6 +209,19 @@ inline Outcome read_slots(const View& view, const Batch& batch, int64_t deadline
     if (owner != 0) nap.rest(view, busy, owner, deadline_ns);
   }
   return {};
+}
+
+// Charge, read, settle: what a sampler that chose the slots itself calls.
+inline Outcome sample_slots(const View& view, const Batch& batch, int64_t cost, int64_t deadline_ns) {
+  if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+  Outcome charged = charge(view, cost, deadline_ns);
+  if (charged.status != kOk) return charged;
+  Outcome read = read_slots(view, batch, deadline_ns);
+  if (cost == 0) return read;
+  settle_charge(view, charged.value, read.status == kOk, false);
+  if (view.has(kLimiter) && view.writable) read.wake |= ring_room(view);
+  if (read.status == kOk && view.token) count_sample(view, batch.count, 0);
+  return read;
 }
 
 }  // namespace shmrb

@@ -1,0 +1,66 @@
+"""What a segment says about itself, as results (floor F3): a look without a lock, for people and for errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmrb import core
+from shmrb.results import BufferStats, ClientInfo, LaneInfo, LimiterInfo
+from shmrb.spec import BufferSpec
+
+ROLES = {role.value: role.name.lower() for role in core.ClientRole}
+WAITS = {label.value: label.name.lower() for label in core.WaitLabel}
+
+
+def clients(segment: core.Segment) -> tuple[ClientInfo, ...]:
+    """Clients whose entry is in use; the dead among them are not recovered yet."""
+    return tuple(_client(row) for row in segment.clients())
+
+
+def client(segment: core.Segment, token: int) -> ClientInfo | None:
+    """Whoever holds the token, None if no client can."""
+    row = segment.client(token)
+    return None if row is None else _client(row)
+
+
+def lanes(segment: core.Segment) -> tuple[LaneInfo, ...]:
+    """The lanes in order."""
+    names = ("head", "floor", "written", "holes", "lease", "written_ns")
+    return tuple(
+        LaneInfo(lane=number, **{name: row[name] for name in names})
+        for number, row in enumerate(segment.lanes())
+    )
+
+
+def limiter(segment: core.Segment) -> LimiterInfo:
+    """The rate limiter and where it stands."""
+    return LimiterInfo(**segment.limiter())
+
+
+def stats(segment: core.Segment, name: str, spec: BufferSpec) -> BufferStats:
+    """The whole buffer at one moment."""
+    return BufferStats(
+        name=name,
+        size=segment.size()[1],
+        capacity=spec.capacity,
+        write_count=segment.write_count()[1],
+        initialized=True,
+        lanes=lanes(segment),
+        clients=clients(segment),
+        limiter=limiter(segment) if spec.limiter is not None else None,
+        counters=segment.counters(),
+    )
+
+
+def _client(row: dict[str, Any]) -> ClientInfo:
+    return ClientInfo(
+        token=row["token"],
+        name=row["name"].decode("utf-8", "replace"),
+        pid=row["pid"],
+        role=ROLES.get(row["role"], "unknown"),
+        alive=row["alive"],
+        attached_ns=row["attached_ns"],
+        waiting_for=WAITS.get(row["waiting_for"], "unknown"),
+        waiting_since_ns=row["waiting_since_ns"] if row["waiting_for"] else 0,
+        counters=row["counters"],
+    )
