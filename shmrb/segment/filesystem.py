@@ -16,6 +16,9 @@ _CLUSTER = frozenset({"lustre", "gfs2", "ocfs2"})
 _REFUSED = _NETWORK | _CLUSTER | {"overlay"}
 _REFUSED_PREFIX = "fuse"
 
+# How the kernel says that there is no room, when a file is reserved or its pages are touched.
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EFAULT})
+
 
 def file_system(path: str | os.PathLike[str]) -> str:
     """The type of the file system under `path` as /proc/self/mountinfo names it, or "unknown".
@@ -71,17 +74,24 @@ def check_room(path: str | os.PathLike[str], needed_bytes: int) -> None:
 
 
 def no_room(
-    path: str | os.PathLike[str], needed_bytes: int, cause: OSError | None = None
+    path: str | os.PathLike[str], needed_bytes: int, number: int | None = errno.ENOSPC
 ) -> CapacityError:
-    """The error for a buffer that does not fit, with what limits it and what to do."""
+    """The error for a buffer that does not fit, with what limits it and what to do.
+
+    Args:
+        path: where it should have been.
+        needed_bytes: all that it takes.
+        number: what the kernel said, one of `NO_ROOM`.
+    """
     room = os.statvfs(path)
     available = room.f_bavail * room.f_frsize
     kind = file_system(path)
-    number = cause.errno if cause else errno.ENOSPC
     if number == errno.EDQUOT:
         limit, advice = "the disk quota", "Raise the quota, or take a smaller capacity."
     elif number == errno.EFBIG:
         limit, advice = "RLIMIT_FSIZE", "Raise `ulimit -f`, or take a smaller capacity."
+    elif number in (errno.ENOMEM, errno.EFAULT):
+        limit, advice = "memory (a cgroup's, or all)", "Raise it, or take a smaller capacity."
     elif kind == "tmpfs":
         limit = "the size of this tmpfs"
         advice = (

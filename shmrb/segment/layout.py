@@ -134,11 +134,13 @@ class Layout:
         """
         for name, expected in self.files.items():
             if name not in sizes:
-                raise FormatMismatchError(f"{where}: file {name!r} is missing; drop the buffer.")
+                raise FormatMismatchError(
+                    f"{where}: file {name!r} is missing; remove the directory."
+                )
             if sizes[name] != expected:
                 raise FormatMismatchError(
                     f"{where}: file {name!r}: expected {expected} bytes, got {sizes[name]}. "
-                    "Somebody changed its length; drop the buffer."
+                    "Somebody changed its length; remove the directory."
                 )
 
 
@@ -196,7 +198,7 @@ def parse_meta(raw: bytes, where: str) -> Meta:
     if found != header["digest"]:
         raise FormatMismatchError(
             f"{where}: expected a description with digest {header['digest'].hex()}, got "
-            f"{found.hex()}: it was damaged. Drop the buffer."
+            f"{found.hex()}: it was damaged. Remove the directory."
         )
     try:
         layout = Layout.of(_read_spec(_read_json(text, where), where))

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shmrb.errors import CapacityError, ClosedError, FormatMismatchError
-from shmrb.segment.filesystem import no_room
+from shmrb.errors import ClosedError, FormatMismatchError
 
 # An interrupted fallocate on tmpfs gives back all that the call had taken: large ones would never
 # end under a busy signal.
@@ -28,7 +27,6 @@ _PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
 # Since Linux 5.14. Touches every page, and fails with an error where a store would end in SIGBUS.
 _MADV_POPULATE_WRITE = 23
 _MAP_FAILED = ctypes.c_void_p(-1).value
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -105,7 +103,8 @@ class Mapping:
             if not stat.S_ISREG(found.st_mode) or found.st_size != size:
                 raise FormatMismatchError(
                     f"{where}: file {name!r}: expected a plain file of {size} bytes, got "
-                    f"{stat.filemode(found.st_mode)} of {found.st_size} bytes. Drop the buffer."
+                    f"{stat.filemode(found.st_mode)} of {found.st_size} bytes. Remove the "
+                    "directory."
                 )
             return cls(descriptor, size, writable=writable)
         finally:
@@ -136,7 +135,7 @@ class Mapping:
         self.address = 0
 
 
-def create_reserved(name: str, size: int, *, directory: int, mode: int, where: str) -> None:
+def create_reserved(name: str, size: int, *, directory: int, mode: int) -> None:
     """Make a file of zeros in an open directory whose every byte has its place.
 
     Args:
@@ -144,10 +143,10 @@ def create_reserved(name: str, size: int, *, directory: int, mode: int, where: s
         size: bytes, >= 1.
         directory: a descriptor.
         mode: its permissions, whatever the umask.
-        where: what to call the directory in messages.
 
     Raises:
-        CapacityError: there is no room; the file may be left behind for the caller to remove.
+        OSError: an errno of `filesystem.NO_ROOM` where there is no room; then the file may be left
+            behind for the caller to remove.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(name, flags, 0o600, dir_fd=directory)
@@ -157,10 +156,6 @@ def create_reserved(name: str, size: int, *, directory: int, mode: int, where: s
         for start in range(0, size, RESERVE_STEP_BYTES):
             os.posix_fallocate(descriptor, start, min(RESERVE_STEP_BYTES, size - start))
         _touch(descriptor, size)
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise no_room(where, size, error) from None
-        raise
     finally:
         os.close(descriptor)
 
@@ -171,17 +166,13 @@ def _touch(descriptor: int, size: int) -> None:
         mapping.populate()
     except OSError as error:
         if error.errno != errno.EINVAL:
-            raise CapacityError(
-                f"No memory for {size} bytes that the file system had promised: {error.strerror}. "
-                "Look for a memory limit (cgroup), or take a smaller capacity.",
-                needed_bytes=size,
-            ) from None
-        write_zeros(descriptor, size)
+            raise
+        _write_zeros(descriptor, size)
     finally:
         mapping.close()
 
 
-def write_zeros(descriptor: int, size: int) -> None:
+def _write_zeros(descriptor: int, size: int) -> None:
     """What `populate` does, for kernels without it. Fails with ENOSPC, never with a signal."""
     offset = 0
     while offset < size:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shmrb.errors import CapacityError, ClosedError, FormatMismatchError
+from shmrb.errors import ClosedError, FormatMismatchError
+from shmrb.segment import filesystem
 from shmrb.segment import mapping as mappings
 from shmrb.segment.mapping import Mapping, create_reserved
 
@@ -27,7 +28,7 @@ def directory(root: Path) -> Iterator[int]:
 
 
 def _create(directory: int, name: str = "file", size: int = SIZE, mode: int = 0o600) -> None:
-    create_reserved(name, size, directory=directory, mode=mode, where="here")
+    create_reserved(name, size, directory=directory, mode=mode)
 
 
 def _open(
@@ -109,7 +110,7 @@ def test_modes_are_as_asked_under_any_umask(root: Path) -> None:
     program = (
         "import os, sys; from shmrb.segment.mapping import create_reserved\n"
         "os.umask(int(sys.argv[2], 8)); d = os.open(sys.argv[1], os.O_RDONLY)\n"
-        "create_reserved('f' + sys.argv[2], 4096, directory=d, mode=0o660, where='')"
+        "create_reserved('f' + sys.argv[2], 4096, directory=d, mode=0o660)"
     )
     for umask in ("077", "000"):
         subprocess.run([sys.executable, "-c", program, root, umask], check=True)
@@ -125,13 +126,15 @@ def test_a_kernel_without_populate_gets_zeros_written(
     assert not mapping.view("u1", 0, 3 * SIZE + 5).any()
 
 
-def test_what_does_not_fit_is_refused_with_what_limits_it(directory: int) -> None:
+def test_what_does_not_fit_is_an_error_and_no_signal(directory: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, hard))
     try:
-        with pytest.raises(CapacityError, match="RLIMIT_FSIZE") as caught:
-            create_reserved("big", 2 * SIZE, directory=directory, mode=0o600, where="/dev/shm")
+        with pytest.raises(OSError, match="File too large") as caught:
+            _create(directory, "big", 2 * SIZE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert caught.value.needed_bytes == 2 * SIZE
-    assert caught.value.available_bytes > 0
+    error = filesystem.no_room("/dev/shm", 2 * SIZE, caught.value.errno)
+    assert "RLIMIT_FSIZE" in str(error)
+    assert error.needed_bytes == 2 * SIZE
+    assert error.available_bytes > 0
