@@ -61,7 +61,7 @@ class Channel:
             )
         try:
             sock = self._send(packet, timeout_s)
-            return wire.receive_reply(sock)
+            return wire.receive_reply(sock, request)
         except DaemonError:
             self._hang_up()
             raise

@@ -21,7 +21,7 @@ import errno
 import fcntl
 import os
 import socket
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -39,54 +39,8 @@ SOCKET_PATH_BYTES = 107
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"):
-    """Base of the requests; `v` is checked before anything else is looked at."""
-
-    v: int = VERSION
-
-
-class Ping(Request, frozen=True, tag="ping"):
-    """Who are you? Answered by a `DaemonInfo`."""
-
-
-class Create(Request, frozen=True, kw_only=True, tag="create"):
-    """Create or declare a named buffer; answered by a `Place`."""
-
-    name: str
-    spec: dict[str, Any]
-    exist: Literal["attach", "error", "replace"] = "attach"
-
-
-class Attach(Request, frozen=True, kw_only=True, tag="attach"):
-    """Where does this buffer lie? Answered by a `Place`."""
-
-    name: str
-
-
-class List(Request, frozen=True, kw_only=True, tag="list"):
-    """The buffers whose name is `prefix` or begins with `prefix/`; all with the empty prefix."""
-
-    prefix: str = ""
-
-
-class Drop(Request, frozen=True, kw_only=True, tag="drop"):
-    """Drop a buffer; answered by null. Refused while it has members, unless forced."""
-
-    name: str
-    force: bool = False
-
-
-class Stats(Request, frozen=True, kw_only=True, tag="stats"):
-    """The counters of one buffer; answered by a `BufferStats`."""
-
-    name: str
-
-
-AnyRequest = Ping | Create | Attach | List | Drop | Stats
-
-
 class DaemonInfo(msgspec.Struct, frozen=True):
-    """A daemon's answer to `Ping`."""
+    """Who a daemon is."""
 
     pid: int
     version: str
@@ -98,6 +52,69 @@ class Place(msgspec.Struct, frozen=True):
 
     root: str
     name: str
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"):
+    """Base of the requests; `v` is checked before anything else is looked at.
+
+    `answered_by` is the type of the reply's value.
+    """
+
+    answered_by: ClassVar[Any] = None
+
+    v: int = VERSION
+
+
+class Ping(Request, frozen=True, tag="ping"):
+    """Who are you?"""
+
+    answered_by: ClassVar[Any] = DaemonInfo
+
+
+class Create(Request, frozen=True, kw_only=True, tag="create"):
+    """Create or declare a named buffer."""
+
+    answered_by: ClassVar[Any] = Place
+
+    name: str
+    spec: dict[str, Any]
+    exist: Literal["attach", "error", "replace"] = "attach"
+
+
+class Attach(Request, frozen=True, kw_only=True, tag="attach"):
+    """Where does this buffer lie?"""
+
+    answered_by: ClassVar[Any] = Place
+
+    name: str
+
+
+class List(Request, frozen=True, kw_only=True, tag="list"):
+    """The buffers whose name is `prefix` or begins with `prefix/`; all with the empty prefix."""
+
+    # Summaries as `BufferSummary.to_json` writes them.
+    answered_by: ClassVar[Any] = list[dict[str, Any]]
+
+    prefix: str = ""
+
+
+class Drop(Request, frozen=True, kw_only=True, tag="drop"):
+    """Drop a buffer. Refused while it has members, unless forced."""
+
+    name: str
+    force: bool = False
+
+
+class Stats(Request, frozen=True, kw_only=True, tag="stats"):
+    """The counters of one buffer."""
+
+    # As `BufferStats.to_json` writes them.
+    answered_by: ClassVar[Any] = dict[str, Any]
+
+    name: str
+
+
+AnyRequest = Ping | Create | Attach | List | Drop | Stats
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -197,8 +214,8 @@ def send_failure(sock: socket.socket, error: ShmrbError) -> None:
     _send_reply(sock, _write(failure))
 
 
-def receive_reply(sock: socket.socket) -> Any:
-    """Wait for one reply, within the socket's time-out, and return its value.
+def receive_reply(sock: socket.socket, request: Request) -> Any:
+    """Wait for the reply to `request`, within the socket's time-out, and return its value.
 
     Raises:
         ShmrbError: of the class that the daemon named.
@@ -226,7 +243,10 @@ def receive_reply(sock: socket.socket) -> Any:
             os.close(descriptor)
     if reply.error is not None:
         raise _revive(reply)
-    return reply.value
+    try:
+        return msgspec.convert(reply.value, request.answered_by)
+    except msgspec.ValidationError as error:
+        raise DaemonError(f"The daemon's reply makes no sense: {error}.") from None
 
 
 def _parse_reply(packet: bytes) -> _Reply:

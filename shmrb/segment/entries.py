@@ -166,7 +166,7 @@ def list_entries(root: str) -> Iterator[Entry]:
     except PermissionError:
         raise denied(root) from None
     for directory in directories:
-        if directory in (names.ADMINISTRATION_LOCK, names.STAMPS):
+        if directory in (names.ADMINISTRATION_LOCK, names.DAEMON_LOCK, names.STAMPS):
             continue
         if names.unfinished_build(directory) is not None:
             continue

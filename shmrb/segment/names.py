@@ -5,6 +5,7 @@ A root holds one directory a buffer. The entries of a root, and who else may loo
     exp42+replay          the buffer "exp42/replay"
     _5f0c…                a private buffer: a name no user can give
     .lock                 the administration lock of the root
+    .daemon.lock          held by the daemon that serves the root
     .stamps/exp42+replay  the highest generation that a dropped buffer of this name had given
     .new.<id>  .gone.<id> a buffer being built, or being removed
 """
@@ -34,6 +35,9 @@ SHARED_MEMORY = "/dev/shm"
 _SEMAPHORE_FILE = "/dev/shm/sem."
 
 ADMINISTRATION_LOCK = ".lock"
+DAEMON_LOCK = ".daemon.lock"
+# Beside a socket: held by the daemon that listens on it.
+SOCKET_LOCK_SUFFIX = ".lock"
 STAMPS = ".stamps"
 
 # Files of a buffer's directory.

@@ -13,6 +13,8 @@ import pytest
 from shmrb import errors, wire
 from shmrb.errors import CapacityError, DaemonError, ShmrbError, SpecError
 
+STATS = wire.Stats(name="a")
+
 Pair = tuple[socket.socket, socket.socket]
 
 
@@ -84,8 +86,8 @@ def test_a_request_that_no_packet_holds_is_refused_before_it_is_sent() -> None:
 def test_a_value_of_any_length_arrives(pair: Pair, length: int) -> None:
     client, daemon = pair
     before = open_descriptors()
-    wire.send_value(daemon, ["é" * length])
-    assert wire.receive_reply(client) == ["é" * length]
+    wire.send_value(daemon, {"text": "é" * length})
+    assert wire.receive_reply(client, STATS) == {"text": "é" * length}
     assert open_descriptors() == before
 
 
@@ -119,7 +121,7 @@ def test_a_long_reply_that_could_change_or_lies_is_refused(
     packet = b'{"v": 1, "long_bytes": %d}' % announced
     daemon.sendmsg([packet], [rights] if descriptors else [])
     with pytest.raises(DaemonError, match=complaint):
-        wire.receive_reply(client)
+        wire.receive_reply(client, STATS)
     assert open_descriptors() == before
     os.close(descriptor)
 
@@ -136,7 +138,7 @@ def test_an_error_arrives_as_the_class_that_was_raised(pair: Pair, kind: type[Sh
     client, daemon = pair
     wire.send_failure(daemon, kind("expected 1, got 2"))
     with pytest.raises(kind, match="expected 1, got 2") as caught:
-        wire.receive_reply(client)
+        wire.receive_reply(client, STATS)
     assert type(caught.value) is kind
 
 
@@ -144,7 +146,7 @@ def test_the_numbers_of_an_error_arrive_with_it(pair: Pair) -> None:
     client, daemon = pair
     wire.send_failure(daemon, CapacityError("no room", needed_bytes=64, available_bytes=16))
     with pytest.raises(CapacityError) as caught:
-        wire.receive_reply(client)
+        wire.receive_reply(client, STATS)
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (64, 16)
 
 
@@ -153,7 +155,7 @@ def test_an_error_class_that_we_do_not_know_becomes_a_daemon_error(pair: Pair, n
     client, daemon = pair
     daemon.send(b'{"v": 1, "error": "%s", "message": "text"}' % name.encode())
     with pytest.raises(DaemonError, match=f"{name}: text"):
-        wire.receive_reply(client)
+        wire.receive_reply(client, STATS)
 
 
 @pytest.mark.parametrize(
@@ -162,26 +164,27 @@ def test_an_error_class_that_we_do_not_know_becomes_a_daemon_error(pair: Pair, n
         (b"nonsense", "cannot be read"),
         (b'{"v": 9, "value": 1}', "speaks protocol version 9, this client 1"),
         (b'{"v": 1, "error": 3}', "cannot be read"),
+        (b'{"v": 1, "value": [1]}', "makes no sense: Expected `object`, got `array`"),
     ],
 )
 def test_what_is_no_reply_is_a_daemon_error(pair: Pair, packet: bytes, complaint: str) -> None:
     client, daemon = pair
     daemon.send(packet)
     with pytest.raises(DaemonError, match=complaint):
-        wire.receive_reply(client)
+        wire.receive_reply(client, STATS)
 
 
 def test_a_newer_daemon_may_say_more(pair: Pair) -> None:
     client, daemon = pair
-    daemon.send(b'{"v": 1, "value": 5, "later": true}')
-    assert wire.receive_reply(client) == 5
+    daemon.send(b'{"v": 1, "value": {"pid": 5, "version": "2", "root": "/r", "x": 1}, "y": 2}')
+    assert wire.receive_reply(client, wire.Ping()) == wire.DaemonInfo(5, "2", "/r")
 
 
 def test_a_daemon_that_hangs_up_is_no_reply(pair: Pair) -> None:
     client, daemon = pair
     daemon.close()
     with pytest.raises(ConnectionResetError):
-        wire.receive_reply(client)
+        wire.receive_reply(client, STATS)
 
 
 def test_a_socket_path_is_refused_rather_than_cut() -> None:

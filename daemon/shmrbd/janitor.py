@@ -1,0 +1,62 @@
+"""Repairs what dead clients left, so that a survivor need not stumble over it first.
+
+Proof of death is the lock byte alone, and the native core looks at it: a pidfd or a closed
+connection only says when to look. Without a daemon the clients' own waiting does the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from shmrb.errors import LockTimeoutError
+from shmrb.segment.directory import Root
+from shmrbd.config import Config
+from shmrbd.registry import Registry, ring
+
+_log = logging.getLogger(__name__)
+
+
+class Janitor:
+    """Makes its rounds at an interval, and at once when somebody is known to have died."""
+
+    def __init__(self, registry: Registry, settings: Config) -> None:
+        self._registry = registry
+        self._interval_s = settings.sweep_interval_s
+        self._leftovers_interval_s = settings.leftovers_interval_s
+        # Whoever holds the lock may be stopped, and the loop must go on: look again next time.
+        self._root = Root(settings.root, mode=settings.mode, lock_timeout=0.0)
+        self._next_round = time.monotonic()
+        self._next_leftovers = time.monotonic()
+
+    def seconds_to_next_round(self) -> float:
+        """How long the loop may wait for other events."""
+        return max(0.0, self._next_round - time.monotonic())
+
+    def is_due(self) -> bool:
+        """Whether it is time for a round."""
+        return time.monotonic() >= self._next_round
+
+    def hurry(self) -> None:
+        """Somebody has probably died: the next round is due now."""
+        self._next_round = time.monotonic()
+
+    def do_round(self) -> None:
+        """Adopt and let go, recover the dead, and from time to time remove leftovers."""
+        self._registry.refresh()
+        for member in self._registry.members():
+            _, dead, _, _, wake = member.segment.reap()
+            ring(member, wake)
+            if dead:
+                _log.info("recovered %d dead clients of %s", dead, member.name)
+        if time.monotonic() >= self._next_leftovers:
+            self._reclaim()
+            self._next_leftovers = time.monotonic() + self._leftovers_interval_s
+        self._next_round = time.monotonic() + self._interval_s
+
+    def _reclaim(self) -> None:
+        try:
+            for leftover in self._root.reclaim():
+                _log.info("removed %s: %s", leftover.path, leftover.reason)
+        except LockTimeoutError as error:
+            _log.info("leftovers are not looked for: %s", error)

@@ -1,0 +1,164 @@
+"""The buffers of a root, as the daemon owns them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from shmrb.core import Bell
+from shmrb.errors import ShmrbError, SpecError
+from shmrb.results import BufferStats
+from shmrb.segment import names, survey
+from shmrb.segment.directory import Exist, Root
+from shmrb.segment.entries import State
+from shmrb.segment.member import Member
+from shmrb.segment.survey import BufferSummary
+from shmrb.spec import BufferSpec
+from shmrb.wire import Place
+
+_log = logging.getLogger(__name__)
+
+# A directory's identity and last change: as long as they are the same, so is a ready buffer.
+_Signature = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Adopted:
+    member: Member
+    signature: _Signature
+
+
+class Registry:
+    """Every lasting buffer of the root, joined as a client like any other.
+
+    Holding a client slot of its own, the daemon can recover what dead clients left. A buffer that
+    ends with its creator is not joined: it ends when the last of its bytes is free.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._adopted: dict[str, _Adopted] = {}
+        self._problems: dict[str, str] = {}
+
+    def __enter__(self) -> Registry:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for name in list(self._adopted):
+            self._let_go(name)
+
+    def __len__(self) -> int:
+        return len(self._adopted)
+
+    def members(self) -> Iterator[Member]:
+        """The daemon's own attachment to each buffer."""
+        for adopted in list(self._adopted.values()):
+            yield adopted.member
+
+    def refresh(self) -> None:
+        """Let go of buffers that are gone, and adopt those that appeared, whoever made them."""
+        found = self._signatures()
+        for name, adopted in list(self._adopted.items()):
+            if found.get(name) != adopted.signature or not adopted.member.segment.is_ready():
+                self._let_go(name)
+        self._problems = {name: text for name, text in self._problems.items() if name in found}
+        for name, signature in found.items():
+            if name not in self._adopted:
+                self._adopt(name, signature)
+
+    @property
+    def root(self) -> str:
+        """The directory of the buffers."""
+        return self._root.path
+
+    def create(self, name: str, spec: BufferSpec, exist: Exist) -> None:
+        """Create or declare a buffer, and adopt it.
+
+        Raises:
+            SpecError: it would end with its creator.
+            AlreadyExistsError, CapacityError, LockTimeoutError: as `Root.create`.
+        """
+        if spec.lifetime == "creator":
+            raise SpecError(
+                f"Buffer {name!r}: lifetime='creator' would end it with the daemon. Create it in "
+                "the process that shall bound its life, or leave lifetime out."
+            )
+        self._root.create(spec, name, exist=exist)
+        self.refresh()
+
+    def drop(self, name: str, *, force: bool) -> None:
+        """Drop a buffer; the daemon's own attachment does not keep it.
+
+        Raises:
+            NoSuchBufferError: nothing bears the name.
+            AttachError: it has members and `force` is not set; it goes on as before.
+        """
+        self._let_go(name)
+        try:
+            self._root.drop(name, force=force)
+        finally:
+            self.refresh()
+
+    def list(self, prefix: str) -> list[BufferSummary]:
+        """The buffers called `prefix` or below it."""
+        return survey.survey(self._root, prefix)
+
+    def stats(self, name: str) -> BufferStats:
+        """The counters of one buffer."""
+        return survey.stats(self._root, name)
+
+    def place(self, name: str) -> Place:
+        """Where a client finds a buffer.
+
+        Raises:
+            NoSuchBufferError: nothing bears the name.
+        """
+        self._root.require(name)
+        return Place(root=self._root.path, name=name)
+
+    def _signatures(self) -> dict[str, _Signature]:
+        found = {}
+        with os.scandir(self._root.path) as items:
+            for item in items:
+                name = names.buffer_name(item.name)
+                if name is not None:
+                    status = item.stat(follow_symlinks=False)
+                    found[name] = (status.st_ino, status.st_mtime_ns)
+        return found
+
+    def _adopt(self, name: str, signature: _Signature) -> None:
+        try:
+            entry = self._root.find(name)
+            if entry.state is not State.READY or entry.is_bounded:
+                return
+            member = Member.join(self._root, name, client_name=survey.DAEMON_NAME)
+        except ShmrbError as error:
+            # Not touched, and tried again: client slots may become free, permissions change.
+            if self._problems.get(name) != str(error):
+                self._problems[name] = str(error)
+                _log.warning("%s is not adopted: %s", name, error)
+            return
+        _, slots, _, _, wake = member.segment.recover()
+        ring(member, wake)
+        self._adopted[name] = _Adopted(member, signature)
+        _log.info("adopted %s: %d slots recovered", name, slots)
+
+    def _let_go(self, name: str) -> None:
+        adopted = self._adopted.pop(name, None)
+        if adopted is not None:
+            adopted.member.close()
+
+
+def ring(member: Member, wake: int) -> None:
+    """Post the semaphores that a native call says are owed."""
+    for bell, count in ((Bell.RECORDS, wake & 0xFFFF_FFFF), (Bell.ROOM, wake >> 32)):
+        if count:
+            member.bell(bell).post(count)
