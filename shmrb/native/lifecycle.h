@@ -48,9 +48,9 @@ class AllLanes {
   uint32_t who_ = 0;
 };
 
-// REQUIRES: the lane's lock is held. Moves floor and head to the next multiple of the lane's capacity.
+// REQUIRES: the lane's lock is held, its head is a ticket. Moves floor and head to the next multiple of its capacity.
 inline void empty_lane(const View& view, LaneBlock& lane, bool reset_write_count) {
-  int64_t head = lane.head;
+  int64_t head = order::peek(&lane.head);
   int64_t ahead = (head + view.lane_capacity - 1) / view.lane_capacity * view.lane_capacity;
   int64_t offset = reset_write_count ? -ahead : lane.written_offset - (ahead - head);
   change(view, lane.journal,
@@ -64,18 +64,20 @@ inline void empty_lane(const View& view, LaneBlock& lane, bool reset_write_count
 inline Outcome empty(const View& view, bool reset_write_count, int64_t deadline_ns) {
   Held outer(view, view.control->empty_lock, deadline_ns);
   if (!outer) return blocked_on(kEmptyLock, outer.who());
-  auto empty_all = [&] {
+  auto empty_all = [&]() -> Outcome {
+    for (uint32_t i = 0; i < view.lane_count; ++i)
+      if (!is_ticket(order::peek(&view.lanes[i].head))) return {kCorrupt, 0, kNothing, 0, 0};
     for (uint32_t i = 0; i < view.lane_count; ++i) empty_lane(view, view.lanes[i], reset_write_count);
+    return {};
   };
   if (!view.has(kOneLock)) {
     AllLanes lanes(view, deadline_ns);
     if (!lanes) return blocked_on(kLaneLock, lanes.who());
-    empty_all();
-    return {};
+    return empty_all();
   }
   Held held(view, view.control->control_lock, deadline_ns);
   if (!held) return blocked_on(kControlLock, held.who());
-  empty_all();
+  if (Outcome refused = empty_all(); refused.status != kOk) return refused;
   LimiterBlock& limiter = view.control->limiter;
   if (reset_write_count && view.has(kLimiter))
     change(view, view.control->journal, {{&limiter.samples, 0}, {&limiter.uncounted, 0}, {&limiter.lift_mark, 0}});

@@ -76,11 +76,19 @@ inline uint64_t next_generation(const View& view, uint64_t word, bool emptied) {
 // What `generations_of` says: −1 never written; an emptied slot reads one higher than its last record did. While a first
 // write is in flight it still says what it said before.
 inline int64_t public_generation(const View& view, int64_t slot) {
-  uint64_t word = order::observe(&view.words[slot]);
-  auto generation = static_cast<int64_t>(word_generation(word));
+  uint64_t word;
+  bool live;
+  do {  // the window must be the word's: a write marks its slots before it moves the head
+    word = order::observe(&view.words[slot]);
+    live = ticket_is_live(view, slot);
+  } while (order::observe(&view.words[slot]) != word);
+  uint64_t generation = word_generation(word);
   if (generation == 0) return -1;
-  if (word_busy(word) && word_revision(word) == 0) return generation - 2;
-  return generation - (ticket_is_live(view, slot) ? 1 : 0);
+  if (word_busy(word) && word_revision(word) == 0) {
+    uint64_t base = view.control->generation_base;
+    return generation <= (base > 1 ? base : 1) ? -1 : static_cast<int64_t>(generation) - 2;
+  }
+  return static_cast<int64_t>(generation) - (live ? 1 : 0);
 }
 
 }  // namespace shmrb

@@ -39,6 +39,8 @@ struct View {
   Liveness liveness;
 
   bool has(Feature feature) const { return features & feature; }
+  // Has a client slot to change shared words by.
+  bool acts() const { return writable && token != 0; }
   ClientBlock* me() const { return token ? &clients[token_slot(token)] : nullptr; }
   void count(Counter counter, uint64_t amount) const {
     if (token) order::bump(&me()->counters[counter], amount);
@@ -66,10 +68,15 @@ struct Window {
   // Tickets that are live, holes and writes in flight included. The live positions are [0, tickets): floor is a multiple
   // of the lane's capacity.
   int64_t tickets(int64_t lane_capacity) const {
-    int64_t size = head - floor;
-    return size < 0 ? 0 : size < lane_capacity ? size : lane_capacity;
+    if (head <= floor) return 0;
+    uint64_t size = static_cast<uint64_t>(head) - static_cast<uint64_t>(floor);
+    return size < static_cast<uint64_t>(lane_capacity) ? static_cast<int64_t>(size) : lane_capacity;
   }
 };
+
+// A head that no writer can have reached would name slots outside the lane.
+constexpr int64_t kTicketLimit = int64_t{1} << 62;
+inline bool is_ticket(int64_t head) { return head >= 0 && head < kTicketLimit; }
 
 inline bool ticket_is_live(const View& view, int64_t slot) {
   const LaneBlock& lane = view.lanes[view.lane_of(slot)];

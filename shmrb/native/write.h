@@ -48,9 +48,9 @@ inline bool row_ends(const View& view, const Rows& rows, int64_t i) {
 
 // Gives each row its run. A writer goes on with the lane's open run only when the lane's last ticket is its own and did
 // not end; the number counter moves first, so a death in between can only skip numbers.
-inline void stamp_runs(const View& view, LaneBlock& lane, int64_t first_slot, int64_t position, const Rows& rows,
+inline void stamp_runs(const View& view, LaneBlock& lane, int64_t first_slot, int64_t head, const Rows& rows,
                        uint32_t flags) {
-  bool goes_on = lane.last_writer == view.token && !lane.run_ended && lane.head > lane.floor;
+  bool goes_on = lane.last_writer == view.token && !lane.run_ended && head > order::peek(&lane.floor);
   uint32_t number = lane.open_run;
   uint32_t next = lane.next_run;
   bool ended = false;
@@ -63,7 +63,7 @@ inline void stamp_runs(const View& view, LaneBlock& lane, int64_t first_slot, in
     }
     ended = row_ends(view, rows, i) || ((flags & kEndTrajectory) && i == rows.count - 1);
     if (ended) run |= kRunLast;
-    order::put(&view.runs[first_slot + (position + i) % view.lane_capacity], run | number);
+    order::put(&view.runs[first_slot + (head + i) % view.lane_capacity], run | number);
     goes_on = !ended;
   }
   order::put(&lane.next_run, next);
@@ -86,8 +86,8 @@ inline uint32_t claim_range(const View& view, int64_t first_slot, int64_t positi
 }
 
 // REQUIRES: the lane's lock is held and the slots are claimed. Marks, stamps runs, moves the head.
-inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, const Rows& rows, uint32_t flags) {
-  int64_t head = order::peek(&lane.head);
+inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, int64_t head, const Rows& rows,
+                    uint32_t flags) {
   int64_t floor = order::peek(&lane.floor);
   int64_t position = head % view.lane_capacity;
   order::bump(&view.me()->in_flight, rows.count);
@@ -100,7 +100,8 @@ inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, const
     order::publish(&view.words[slot], make_word(next_generation(view, word, emptied), 0, kBusy64));
     if (i == 0) stopping::at(stopping::kMidMark);
   }
-  stamp_runs(view, lane, first_slot, position, rows, flags);
+  order::before_payload();
+  stamp_runs(view, lane, first_slot, head, rows, flags);
   stopping::at(stopping::kReserved);
   if (filled_holes) order::put(&lane.holes, lane.holes > filled_holes ? lane.holes - filled_holes : 0);
   order::put(&lane.written_ns, coarse_ns(CLOCK_REALTIME_COARSE));
@@ -123,11 +124,12 @@ inline Outcome append(const View& view, uint32_t lane_index, const Rows& rows, u
     if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
     if (!(flags & kAdmitted) && !may_insert(view, rows.count)) return {kLimited, 0, kNothing, 0, 0};
     head = order::peek(&lane.head);
+    if (!is_ticket(head)) return {kCorrupt, 0, kNothing, 0, 0};
     int64_t busy_slot = 0;
     uint32_t owner = claim_range(view, first_slot, head % view.lane_capacity, rows.count, &busy_slot);
     if (owner == 0) {
       stopping::at(stopping::kClaimed);
-      reserve(view, lane, first_slot, rows, flags);
+      reserve(view, lane, first_slot, head, rows, flags);
       break;
     }
     held.let_go();
@@ -146,7 +148,7 @@ inline Outcome append(const View& view, uint32_t lane_index, const Rows& rows, u
   }
   order::bump(&view.me()->in_flight, -rows.count);
   stopping::at(stopping::kCommitted);
-  order::put(&view.me()->duties, view.me()->duties | 1u);
+  order::put(&view.me()->duties, order::peek(&view.me()->duties) | 1u);
   view.count(kWriteCalls, 1);
   view.count(kRecordsWritten, rows.count);
   return {kOk, head, kNothing, 0, ring_records(view)};
@@ -193,8 +195,10 @@ inline Outcome end_trajectory(const View& view, uint32_t lane_index, int64_t dea
   Held held(view, view.lock_of(lane_index), deadline_ns);
   if (!held) return blocked_on(view.lock_kind(), held.who());
   LaneBlock& lane = view.lanes[lane_index];
-  if (lane.last_writer != view.token || lane.head <= lane.floor) return {};
-  int64_t newest = lane_index * view.lane_capacity + (lane.head - 1) % view.lane_capacity;
+  int64_t head = order::peek(&lane.head);
+  if (!is_ticket(head)) return {kCorrupt, 0, kNothing, 0, 0};
+  if (lane.last_writer != view.token || head == 0 || head <= order::peek(&lane.floor)) return {};
+  int64_t newest = lane_index * view.lane_capacity + (head - 1) % view.lane_capacity;
   order::put(&view.runs[newest], order::peek(&view.runs[newest]) | kRunLast);
   order::put(&lane.run_ended, 1u);
   return {};

@@ -277,7 +277,11 @@ class RawSegment:
         )
 
     def read(
-        self, index: Sequence[int] | Array | None = None, *, slice_ns: int = core.SLICE_NS
+        self,
+        index: Sequence[int] | Array | None = None,
+        *,
+        cost: int = 0,
+        slice_ns: int = core.SLICE_NS,
     ) -> tuple[Outcome, Batch]:
         """Read those slots, all by default."""
         slots = np.arange(self.capacity) if index is None else np.asarray(index)
@@ -289,6 +293,7 @@ class RawSegment:
                 [_address(batch[name]) for name, _, _ in self.fields],
                 _address(batch.generation),
                 _address(batch.version),
+                cost,
                 slice_ns,
             ),
             batch,
