@@ -1,0 +1,144 @@
+"""Replay buffers in shared memory: any local process attaches by name.
+
+Names are loaded when they are used: importing shmrb loads neither torch nor tensordict.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from shmrb import core as _core  # fails at once, and with the build command, if it was not built
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from shmrb.buffer import ReplayBuffer, attach
+    from shmrb.client import Client, connect
+    from shmrb.errors import (
+        AlreadyExistsError,
+        AttachError,
+        CapacityError,
+        ClosedError,
+        CorruptionError,
+        DaemonError,
+        DeadlineError,
+        EmptyBufferError,
+        FileSystemError,
+        FormatMismatchError,
+        LaneBusyError,
+        LimiterTimeoutError,
+        LockTimeoutError,
+        NoSuchBufferError,
+        NotReadyError,
+        PermissionDeniedError,
+        ReadOnlyError,
+        RecordError,
+        ShmrbError,
+        SpecError,
+        StaleAttachmentError,
+    )
+    from shmrb.parameters import Parameters
+    from shmrb.producer import Producer
+    from shmrb.results import BufferStats, ClientInfo, ConditionalUpdateResult, LimiterInfo
+    from shmrb.schema import Schema, schema_from_env, schema_like
+    from shmrb.spec import (
+        BufferSpec,
+        ImmutableWriter,
+        MemmapStorage,
+        MinSize,
+        PrioritizedSampler,
+        Queue,
+        RandomSampler,
+        RateLimiter,
+        RoundRobinWriter,
+        SamplerWithoutReplacement,
+        Sequence,
+        SharedStorage,
+        Transition,
+    )
+
+# Where each name lives.
+_HOMES = {
+    "buffer": "ReplayBuffer attach",
+    "client": "Client connect",
+    "errors": (
+        "AlreadyExistsError AttachError CapacityError ClosedError CorruptionError DaemonError "
+        "DeadlineError EmptyBufferError FileSystemError FormatMismatchError LaneBusyError "
+        "LimiterTimeoutError LockTimeoutError NoSuchBufferError NotReadyError "
+        "PermissionDeniedError ReadOnlyError RecordError ShmrbError SpecError StaleAttachmentError"
+    ),
+    "parameters": "Parameters",
+    "producer": "Producer",
+    "results": "BufferStats ClientInfo ConditionalUpdateResult LimiterInfo",
+    "schema": "Schema schema_from_env schema_like",
+    "spec": (
+        "BufferSpec ImmutableWriter MemmapStorage MinSize PrioritizedSampler Queue RandomSampler "
+        "RateLimiter RoundRobinWriter SamplerWithoutReplacement Sequence SharedStorage Transition"
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+__all__ = [
+    "AlreadyExistsError",
+    "AttachError",
+    "BufferSpec",
+    "BufferStats",
+    "CapacityError",
+    "Client",
+    "ClientInfo",
+    "ClosedError",
+    "ConditionalUpdateResult",
+    "CorruptionError",
+    "DaemonError",
+    "DeadlineError",
+    "EmptyBufferError",
+    "FileSystemError",
+    "FormatMismatchError",
+    "ImmutableWriter",
+    "LaneBusyError",
+    "LimiterInfo",
+    "LimiterTimeoutError",
+    "LockTimeoutError",
+    "MemmapStorage",
+    "MinSize",
+    "NoSuchBufferError",
+    "NotReadyError",
+    "Parameters",
+    "PermissionDeniedError",
+    "PrioritizedSampler",
+    "Producer",
+    "Queue",
+    "RandomSampler",
+    "RateLimiter",
+    "ReadOnlyError",
+    "RecordError",
+    "ReplayBuffer",
+    "RoundRobinWriter",
+    "SamplerWithoutReplacement",
+    "Schema",
+    "Sequence",
+    "SharedStorage",
+    "ShmrbError",
+    "SpecError",
+    "StaleAttachmentError",
+    "Transition",
+    "__version__",
+    "attach",
+    "connect",
+    "schema_from_env",
+    "schema_like",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'shmrb' has no attribute {name!r}")
+    value = getattr(import_module(f"shmrb.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,182 @@
+"""Birth and finding: descriptions become buffers, names become attachments (floor F5)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from shmrb.attachment import Address, Attachment, find
+from shmrb import wire
+from shmrb.channel import Channel
+from shmrb.errors import DaemonError, SpecError
+from shmrb.segment import names
+from shmrb.segment.directory import Exist, Root
+from shmrb.spec import (
+    BufferSpec,
+    MemmapStorage,
+    PrioritizedSampler,
+    Sampler,
+    SampleUnit,
+    Sequence,
+    Storage,
+)
+from shmrb.waiting import DEFAULT_TIMEOUT_S
+
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "Address",
+    "HandleOptions",
+    "attach",
+    "create",
+    "describe",
+    "reattach",
+    "refuse_unbuilt",
+]
+
+
+# A daemon that is busy creating a large buffer answers later; then the other roots are searched.
+DAEMON_ANSWERS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class HandleOptions:
+    """What belongs to a handle and travels with it.
+
+    Attributes:
+        format, cast, seed, default_timeout, client_name, role: as in `shmrb.attach`.
+        sampler, sample_unit, batch_size: None: the buffer's defaults.
+    """
+
+    format: str = "torch"
+    cast: str = "no"
+    seed: int | None = None
+    default_timeout: float = DEFAULT_TIMEOUT_S
+    client_name: str | None = None
+    role: str = "member"
+    sampler: Sampler | None = None
+    sample_unit: SampleUnit | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in ("torch", "numpy"):
+            raise SpecError(f"format: expected 'torch' or 'numpy', got {self.format!r}.")
+        if self.cast not in ("no", "same_kind"):
+            raise SpecError(f"cast: expected 'no' or 'same_kind', got {self.cast!r}.")
+        if self.role not in ("member", "learner", "observer"):
+            raise SpecError(
+                f"role: expected 'member', 'learner' or 'observer', got {self.role!r}."
+            )
+        if not self.default_timeout >= 0:
+            raise SpecError(
+                f"default_timeout: expected seconds >= 0, got {self.default_timeout!r}."
+            )
+
+    @property
+    def label(self) -> str:
+        """The client's name: the one given, else that of the program."""
+        if self.client_name is not None:
+            return self.client_name
+        return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+
+    def with_components(
+        self, sampler: Sampler, sample_unit: SampleUnit, batch_size: int | None
+    ) -> HandleOptions:
+        """These options with the components a handle has now, and without its seed: whoever unpickles
+        the handle draws a stream of its own."""
+        return dataclasses.replace(
+            self, sampler=sampler, sample_unit=sample_unit, batch_size=batch_size, seed=None
+        )
+
+
+def describe(*, storage: Storage, **settings: Any) -> BufferSpec:
+    """The description that the arguments of `ReplayBuffer` and of the daemon's `create` give.
+
+    Raises:
+        SpecError: the description is impossible, or holds code, which stays in its process.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    spec = BufferSpec(storage=storage, **given)
+    refuse_unbuilt(spec)
+    return spec
+
+
+def refuse_unbuilt(spec: BufferSpec) -> None:
+    """Refuses what can be described already and is not built."""
+    missing = [
+        name
+        for name, described in (
+            ("MemmapStorage", isinstance(spec.storage, MemmapStorage)),
+            ("priorities", spec.priorities is not None),
+            ("PrioritizedSampler", isinstance(spec.sampler, PrioritizedSampler)),
+            ("Sequence", isinstance(spec.sample_unit, Sequence)),
+            ("consume_after_n_samples", spec.consume_after_n_samples is not None),
+        )
+        if described
+    ]
+    if missing:
+        raise SpecError(f"{', '.join(missing)}: not available in this version of shmrb.")
+
+
+def create(
+    spec: BufferSpec, name: str | None, exist: Exist, root: str | None, options: HandleOptions
+) -> Attachment:
+    """Creates the buffer, or uses the one of the same description; an attachment to it."""
+    place = Root(names.creation_root(root, _reported(root)))
+    made = place.create(spec, name, exist=exist)
+    entry = made.entry
+    assert entry.spec is not None and entry.uuid is not None
+    return _attachment(
+        Address(place.path, entry.name, entry.uuid), entry.spec, options, hold=made.hold
+    )
+
+
+def attach(name: str, timeout: float, root: str | None, options: HandleOptions) -> Attachment:
+    """An attachment to the buffer of that name, waited for as long as asked."""
+    names.check_name(name)
+    place, spec, uuid = find(names.search_roots(root, _reported(root)), name, timeout)
+    return _attachment(Address(place, name, uuid), spec, options)
+
+
+def reattach(address: Address, options: HandleOptions) -> Attachment:
+    """An attachment to exactly the buffer that a handle elsewhere is attached to."""
+    entry = Root(address.root).require(address.name)
+    assert entry.spec is not None
+    return _attachment(address, entry.spec, options)
+
+
+def _attachment(
+    address: Address, spec: BufferSpec, options: HandleOptions, hold: Any = None
+) -> Attachment:
+    attachment = Attachment(
+        address,
+        spec,
+        role=options.role,
+        client_name=options.label,
+        default_timeout=options.default_timeout,
+        seed=options.seed,
+        hold=hold,
+    )
+    if spec.schema is not None:
+        attachment.join()
+    return attachment
+
+
+def _reported(root: str | None) -> str | None:
+    """What a daemon says its root is; nobody is asked when the root is named."""
+    if root is not None or os.environ.get(names.ROOT_VARIABLE):
+        return None
+    sockets = [path for path in names.client_sockets() if os.path.exists(path)]
+    if not sockets:
+        return None
+    channel = Channel(sockets)
+    try:
+        channel.open(0.0)
+        info: wire.DaemonInfo = channel.ask(wire.Ping(), DAEMON_ANSWERS_S)
+        return info.root
+    except DaemonError:
+        return None
+    finally:
+        channel.close()
