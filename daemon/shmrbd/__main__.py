@@ -55,12 +55,13 @@ def serve(settings: config.Config) -> None:
     """Adopt what is in the root, listen, say READY, and serve until a stop signal."""
     _allow_descriptors()
     notifier = Notifier(os.environ.get("NOTIFY_SOCKET"))
-    root = Root(settings.root, mode=settings.mode, lock_timeout=_LOCK_TIMEOUT_S)
+    root = Root(settings.root, lock_timeout=_LOCK_TIMEOUT_S)
     root.make()
     with (
         StopSignals() as signals,
         only_daemon_of(settings.root),
-        listener_at(settings.socket, settings.mode) as listener,
+        # Whoever may use the root may talk to its daemon.
+        listener_at(settings.socket, root.mode) as listener,
         Registry(root) as registry,
     ):
         janitor = Janitor(registry, settings)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from shmrb.segment import names
-
-_SERVICE_MODE = 0o660
-_PERSONAL_MODE = 0o600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +14,6 @@ class Config:
     Attributes:
         root: directory of the segments, absolute.
         socket: path of the control socket, absolute.
-        mode: of the socket and of the buffers' files, set whatever the umask is. A daemon of root
-            or of a system user serves its group, another one its user.
         sweep_interval_s: how often the janitor looks for dead clients whose end nobody announced.
             A look takes about a microsecond a client.
         leftovers_interval_s: how often it looks for what dead creators left. That takes the root's
@@ -30,7 +24,6 @@ class Config:
 
     root: str
     socket: str
-    mode: int
     sweep_interval_s: float = 0.5
     leftovers_interval_s: float = 10.0
     max_connections: int = 400
@@ -43,9 +36,4 @@ def resolve(root: str | None, socket: str | None) -> Config:
         SpecError: no socket is named and the user has no runtime directory.
         DaemonError: the socket's path is too long.
     """
-    is_service = os.geteuid() < names.FIRST_PERSON_UID
-    return Config(
-        root=names.creation_root(root),
-        socket=names.daemon_socket(socket),
-        mode=_SERVICE_MODE if is_service else _PERSONAL_MODE,
-    )
+    return Config(root=names.creation_root(root), socket=names.daemon_socket(socket))

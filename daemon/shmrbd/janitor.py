@@ -25,7 +25,7 @@ class Janitor:
         self._interval_s = settings.sweep_interval_s
         self._leftovers_interval_s = settings.leftovers_interval_s
         # Whoever holds the lock may be stopped, and the loop must go on: look again next time.
-        self._root = Root(settings.root, mode=settings.mode, lock_timeout=0.0)
+        self._root = Root(settings.root, lock_timeout=0.0)
         self._next_round = time.monotonic()
         self._next_leftovers = time.monotonic()
 
