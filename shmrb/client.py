@@ -18,7 +18,7 @@ from shmrb.results import BufferStats
 from shmrb.segment import names
 from shmrb.segment.directory import Exist
 from shmrb.segment.survey import BufferSummary
-from shmrb.spec import Storage
+from shmrb.spec import BufferSpec, Storage
 from shmrb.waiting import DEFAULT_TIMEOUT_S
 
 # Arguments of `ReplayBuffer` that are the handle's alone; the daemon never hears of them.
@@ -94,8 +94,16 @@ class Client:
         of_handle = {key: settings.pop(key) for key in _OF_HANDLE & settings.keys()}
         of_handle |= {key: settings[key] for key in _OF_BOTH & settings.keys()}
         spec = opening.describe(storage=storage, **settings)
-        place = self._ask(wire.Create(name=name, spec=spec.to_json(), exist=exist))
-        return attach(name, root=place.root, **of_handle)
+        root = self.create_described(name, spec, exist=exist)
+        return attach(name, root=root, **of_handle)
+
+    def create_described(self, name: str, spec: BufferSpec, *, exist: Exist = "attach") -> str:
+        """Have the daemon create the buffer of this description; the root where it lies.
+
+        Raises as `create`.
+        """
+        place: wire.Place = self._ask(wire.Create(name=name, spec=spec.to_json(), exist=exist))
+        return place.root
 
     def attach(self, name: str, **options: Any) -> ReplayBuffer:
         """A handle on a buffer of the daemon's root.
