@@ -8,6 +8,7 @@ import inspect
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from rich.console import Console
 
@@ -33,7 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
     warning = machine.busy_warning(stamp["load_average_before"])
     if warning:
         say(warning)
-    answers = [_answer(bench, name, console) for name in asked.questions or QUESTIONS]
+    answers = []
+    for name in asked.questions or QUESTIONS:
+        question = importlib.import_module(f"bench.{name}")
+        if any(map(bench.wants, question.WORKS)):
+            answers.append(_answer(bench, name, question, console))
     stamp["load_average_after"] = machine.load_average()
     report.show_machine(console, stamp)
     report.show_contenders(console, answers)
@@ -49,10 +54,9 @@ def _console(stderr: bool) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, width=FILE_WIDTH)
 
 
-def _answer(bench: Bench, name: str, console: Console) -> Answer:
-    module = importlib.import_module(f"bench.{name}")
-    answer = Answer(name, inspect.cleandoc(module.__doc__ or ""))
-    module.measure(bench, answer)
+def _answer(bench: Bench, name: str, question: ModuleType, console: Console) -> Answer:
+    answer = Answer(name, inspect.cleandoc(question.__doc__ or ""))
+    question.measure(bench, answer)
     report.show(console, answer)
     return answer
 

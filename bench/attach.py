@@ -12,6 +12,7 @@ from bench.records import SMALL
 
 CAPACITY, BATCH = 1_000_000, 256
 WORK = "attach"
+WORKS = (WORK,)
 GOALS = (Limit(who.OURS_NUMPY, 2.0, WORK),)
 
 

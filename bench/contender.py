@@ -75,8 +75,9 @@ class Running:
         self.unread = b""
         # The child sees the package `bench` and nothing else of this checkout: an installed shmrb
         # must not be hidden by sources without their native part.
-        imports = self.scratch / "imports"
+        imports, segments = self.scratch / "imports", self.scratch / "segments"
         imports.mkdir()
+        segments.mkdir(mode=0o700)
         (imports / "bench").symlink_to(PACKAGE, target_is_directory=True)
         self.log = self.scratch / "stderr"
         with self.log.open("wb") as log:
@@ -85,7 +86,7 @@ class Running:
                 cwd=imports,
                 env=os.environ
                 | ONE_THREAD
-                | {"PYTHONPATH": python_path, "SHMRB_ROOT": str(self.scratch / "segments")},
+                | {"PYTHONPATH": python_path, "SHMRB_ROOT": str(segments)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -7,10 +7,10 @@ from bench.harness import Answer, Bench, Target, judge, open_all
 from bench.records import SMALL
 
 CAPACITY, BATCH = 1_000_000, 256
-MANY, ONE = "extend 64", "add 1"
+WORKS = MANY, ONE = "extend 64", "add 1"
 GOALS = tuple(
     goal
-    for work in (MANY, ONE)
+    for work in WORKS
     for goal in (
         Target(who.OURS_TENSORDICT, who.TORCHRL_PLAIN, 12.0, work),
         Target(who.OURS_NUMPY, who.CPPRB, 1.5, work),

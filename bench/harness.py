@@ -158,6 +158,8 @@ class Bench:
             return count
 
         counts = {c: n for c in list(stage.running) if (n := attempt(stage, c, prepare))}
+        if not counts:
+            return
         self.say(f"{work}: {self.rounds} rounds of {', '.join(c.name for c in counts)}")
         means: dict[Contender, list[float]] = {c: [] for c in counts}
         calls: dict[Contender, list[float]] = {c: [] for c in counts}

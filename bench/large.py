@@ -8,10 +8,10 @@ from bench.records import IMAGE
 
 # About 450 MB a contender, far more than a cache holds.
 CAPACITY, BATCH = 16_384, 256
-EXTEND, GATHER = "extend 64 of 28 KB", "gather 256 of 28 KB"
+WORKS = EXTEND, GATHER = "extend 64 of 28 KB", "gather 256 of 28 KB"
 GOALS = tuple(
     Target(ours, who.MEMCPY, 0.85, work)
-    for work in (EXTEND, GATHER)
+    for work in WORKS
     for ours in (who.OURS_TENSORDICT, who.OURS_NUMPY)
 )
 CONTENDERS = (who.OURS_TENSORDICT, who.OURS_NUMPY, who.MEMCPY)

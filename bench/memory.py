@@ -10,14 +10,13 @@ CAPACITY, BATCH = 1_000_000, 256
 # Makes a contender import and allocate what it needs once, before the first reading.
 TINY = 1_024
 WORK = "memory beside the payload"
+WORKS = (WORK,)
 GOALS = tuple(Limit(ours, 36.0, WORK) for ours in (who.OURS_TENSORDICT, who.OURS_NUMPY))
 CONTENDERS = (who.OURS_TENSORDICT, who.OURS_NUMPY, who.TORCHRL_GENERATIONS, who.CPPRB)
 
 
 def measure(bench: Bench, answer: Answer) -> None:
     """Growth of a process from a tiny buffer to a full one, files included, less the payload."""
-    if not bench.wants(WORK):
-        return
     with bench.stage(answer) as stage:
         for contender in bench.chosen(CONTENDERS):
             value = _beside(bench, stage, contender)

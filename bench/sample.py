@@ -8,6 +8,7 @@ from bench.records import SMALL
 
 CAPACITY, BATCH = 1_000_000, 256
 WORK = "sample 256"
+WORKS = (WORK,)
 GOALS = (
     Target(who.OURS_TENSORDICT, who.TORCHRL_GENERATIONS, 10.0, WORK),
     Target(who.OURS_TENSORDICT, who.TORCHRL_PLAIN, 5.0, WORK),

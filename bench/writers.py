@@ -17,7 +17,7 @@ WRITERS, ROWS = 3, 64
 # Windows are long and each is a number of its own: fewer rounds than for single calls.
 ROUNDS, QUICK_ROUNDS = 5, 2
 
-UNPACED, PACED = "unpaced", "paced"
+WORKS = UNPACED, PACED = "unpaced", "paced"
 # name: (records/s of each writer, batches/s of the learner), 0 = as fast as it goes.
 SCENES = {UNPACED: (0.0, 100.0), PACED: (30_000.0, 0.0)}
 
@@ -46,12 +46,10 @@ CONTENDERS = (
 
 def measure(bench: Bench, answer: Answer) -> None:
     """Writers are processes of their own; those of the contenders not at work wait."""
-    scenes = {name: pace for name, pace in SCENES.items() if bench.wants(name)}
-    if not scenes:
-        return
     with bench.stage(answer) as stage:
         open_all(stage, bench.chosen(CONTENDERS), SMALL, CAPACITY, BATCH)
-        for scene, (records_per_s, batches_per_s) in scenes.items():
+        for scene in filter(bench.wants, SCENES):
+            records_per_s, batches_per_s = SCENES[scene]
             _play(bench, stage, answer, scene, records_per_s, batches_per_s)
     judge(answer, GOALS)
 

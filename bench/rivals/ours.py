@@ -10,6 +10,7 @@ from bench.records import first, nested, tensordict
 LABEL = "shmrb"
 DISTRIBUTIONS = ("shmrb", "tensordict", "torch", "numpy")
 NAME = "bench/records"
+FORMATS = {"tensordict": "torch", "numpy": "numpy"}
 OPTIONS = {
     "tensordict": "TensorDicts in and out, one thread",
     "numpy": "format='numpy': dicts of arrays in and out, torch is not used",
@@ -21,10 +22,14 @@ OPTIONS = {
 class Rival:
     def __init__(self, fields, capacity, batch, variant):
         self.variant = variant
-        self.owner = shmrb.ReplayBuffer(
-            NAME, storage=shmrb.SharedStorage(capacity), schema=nested(fields), batch_size=batch
+        self.buffer = shmrb.ReplayBuffer(
+            NAME,
+            storage=shmrb.SharedStorage(capacity),
+            schema=nested(fields),
+            batch_size=batch,
+            format=FORMATS[variant],
+            lifetime="creator",
         )
-        self.buffer = shmrb.attach(NAME, format=variant)
 
     def extend(self, rows):
         return partial(self.buffer.extend, _data(self.variant, rows))
@@ -40,7 +45,9 @@ class Rival:
         return partial(self.buffer.sample, out=self.buffer.sample())
 
     def attach_again(self):
-        return partial(shmrb.attach, NAME, format=self.variant), lambda member: member.close()
+        return partial(
+            shmrb.attach, NAME, format=FORMATS[self.variant]
+        ), lambda member: member.close()
 
     def share(self):
         return NAME
@@ -51,11 +58,10 @@ class Rival:
 
     def close(self):
         self.buffer.close()
-        self.owner.close()
 
 
 def writer(shared, variant, rows):
-    return partial(shmrb.attach(shared, format=variant).extend, _data(variant, rows))
+    return partial(shmrb.attach(shared, format=FORMATS[variant]).extend, _data(variant, rows))
 
 
 def _data(variant, rows):
