@@ -23,7 +23,7 @@ inline bool may_insert(const View& view, int64_t rows) {
   settle_holes(view, true);
   if (live_records(view) + rows <= limiter.min_size) return true;  // the warm-up is free
   double after = static_cast<double>(counted_inserts(view) + rows) * limiter.samples_per_insert;
-  if (after - static_cast<double>(limiter.samples) <= limiter.max_diff) return true;
+  if (after - static_cast<double>(order::peek(&limiter.samples)) <= limiter.max_diff) return true;
   auto opener = static_cast<uint32_t>(order::peek(&limiter.opened_by));
   return opener != 0 && view.liveness.alive(opener);
 }
@@ -35,13 +35,13 @@ inline bool may_sample(const View& view, int64_t records) {
   settle_holes(view, true);
   if (live_records(view) < limiter.min_size) return false;
   double owed = static_cast<double>(counted_inserts(view)) * limiter.samples_per_insert;
-  return owed - static_cast<double>(limiter.samples) - static_cast<double>(records) >= limiter.min_diff;
+  return owed - static_cast<double>(order::peek(&limiter.samples)) - static_cast<double>(records) >= limiter.min_diff;
 }
 
 // Charges a draw before it is made; a draw that fails gives the charge back.
 inline Outcome charge(const View& view, int64_t records, int64_t deadline_ns) {
   if (!limits_apply(view) || records == 0) return {};
-  if (!view.writable) return {kReadOnly, 0, kNothing, 0, 0};
+  if (!view.acts()) return {kReadOnly, 0, kNothing, 0, 0};
   Held held(view, view.control->control_lock, deadline_ns);
   if (!held) return blocked_on(kControlLock, held.who());
   if (!may_sample(view, records)) return {kLimited, 0, kNothing, 0, 0};

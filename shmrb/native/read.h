@@ -3,6 +3,8 @@
 #pragma once
 
 #include <numeric>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gather.h"
@@ -83,17 +85,17 @@ inline void copy_and_check(const View& view, const Batch& batch, Scratch& scratc
 // slot in a living client's hands, or -1.
 inline bool draw_by_count(const View& view, const Population& population, Random& random, int64_t* slot, uint64_t* word,
                           int64_t* busy) {
-  std::vector<int64_t> whole;
+  std::vector<std::pair<int64_t, uint64_t>> whole;
   *busy = -1;
   population.each([&](int64_t candidate) {
     uint64_t seen = order::observe(&view.words[candidate]);
-    if (word_whole(seen)) whole.push_back(candidate);
+    if (word_whole(seen)) whole.emplace_back(candidate, seen);
     if (word_busy(seen)) *busy = candidate;
   });
   if (whole.empty()) return false;
-  *slot = whole[random.below(whole.size())];
-  *word = order::observe(&view.words[*slot]);
-  return word_whole(*word);
+  // The word as it was counted: if it moved on since, the second look says so.
+  std::tie(*slot, *word) = whole[random.below(whole.size())];
+  return true;
 }
 
 constexpr int kDrawsByChance = 64;
@@ -117,7 +119,7 @@ inline Outcome draw_pending(const View& view, const Population& population, Rand
       if (!draw_by_count(view, population, random, &slot, &word, &busy)) {
         uint32_t owner = busy < 0 ? 0 : order::peek(&view.owners[busy]);
         if (busy < 0) return {kEmpty, 0, kNothing, 0, 0};
-        if (owner != 0 && !view.liveness.alive(owner) && view.writable && claim_slot(view, busy) == 0)
+        if (owner != 0 && view.acts() && !view.liveness.alive(owner) && claim_slot(view, busy) == 0)
           free_slot(view, busy);
         return {kAgain, busy, kSlotOwner, owner, 0};
       }
@@ -191,7 +193,7 @@ inline Outcome read_slots(const View& view, const Batch& batch, int64_t deadline
       if (batch.version) batch.version[row] = -1;
       if (word_busy(word)) {
         uint32_t owner = order::peek(&view.owners[slot]);
-        if (owner != 0 && view.writable && !view.liveness.alive(owner) && claim_slot(view, slot) == 0)
+        if (owner != 0 && view.acts() && !view.liveness.alive(owner) && claim_slot(view, slot) == 0)
           free_slot(view, slot);
         busy = slot;
         later.push_back(row);
