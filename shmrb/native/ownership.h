@@ -79,23 +79,23 @@ class HeldByte {
         munmap(page, kPage);
       } else {
         page_ = page;
+        home_ = getpid();
       }
     }
     close(fd);
     return error;
   }
 
+  // A forked child has no such mapping: it forgets it without touching whatever lies there now.
   void release() {
-    if (page_) munmap(page_, kPage);
+    if (page_ && home_ == getpid()) munmap(page_, kPage);
     page_ = nullptr;
   }
-
-  // After fork the child has no such mapping: forget it without touching whatever lies there now.
-  void forget() { page_ = nullptr; }
 
  private:
   static constexpr size_t kPage = 4096;
   void* page_ = nullptr;
+  pid_t home_ = 0;
 };
 
 // Answers whether a token's client lives. `probe` is a descriptor of live.lock that itself holds nothing.

@@ -40,6 +40,7 @@ class Segment {
     live_lock_ = live_lock;
     view.liveness.probe = open(live_lock.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     view.liveness.clients = view.clients;
+    home_ = getpid();
     view.liveness.max_clients = view.max_clients;
     return view.liveness.probe < 0 ? errno : 0;
   }
@@ -65,7 +66,6 @@ class Segment {
       std::memset(block.name, 0, sizeof block.name);
       std::memcpy(block.name, name.data(), length);
       order::publish(&block.role, role);
-      home_ = getpid();
       return {kOk, token, kNothing, 0, 0};
     }
     return {kFull, view.max_clients, kNothing, 0, 0};
@@ -73,17 +73,17 @@ class Segment {
 
   // Refuses further calls, waits for those in flight, gives the client slot back. Again: nothing.
   void close() {
+    if (home_ != 0 && home_ != getpid()) return abandon();
     if (closed_.exchange(true)) return;
     while (calls_.load() != 0) {
       timespec moment{0, 50'000};
       nanosleep(&moment, nullptr);
     }
-    if (view.token && home_ == getpid()) {
+    if (view.token) {
       for (uint32_t i = 0; i < view.lane_count; ++i) give_back_lane(view, i);
       clear_entry(view, view.clients[token_slot(view.token)]);
       byte_.release();
     }
-    byte_.forget();
     view.token = 0;
   }
 
@@ -91,7 +91,6 @@ class Segment {
   void abandon() {
     closed_.store(true);
     calls_.store(0);
-    byte_.forget();
     view.token = 0;
   }
 
