@@ -77,6 +77,7 @@ std::unique_ptr<Segment> make_segment(nb::dict g) {
   view.lane_count = static_cast<uint32_t>(number("lanes"));
   if (!ctl || !slots || view.lane_count == 0 || view.capacity < view.lane_count)
     throw nb::value_error("geometry: ctl, slots, lanes and capacity must be set");
+  if (view.capacity % view.lane_count != 0) throw nb::value_error("geometry: capacity must be a multiple of lanes");
   view.lane_capacity = view.capacity / view.lane_count;
   view.max_clients = static_cast<uint32_t>(number("max_clients"));
   view.features = static_cast<uint32_t>(number("features"));
@@ -139,7 +140,7 @@ nb::tuple read_rows(Segment& s, uint64_t index, int64_t count, const Addresses& 
                uint64_t version, int64_t cost, int64_t slice_ns) {
   return call(s, [&](const View& view) -> Outcome {
     auto* slots = at<int64_t>(index);
-    if (count > UINT32_MAX || outputs.size() != view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
+    if (count < 0 || count > UINT32_MAX || outputs.size() != view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
     for (int64_t i = 0; i < count; ++i)
       if (!view.in_range(slots[i])) return {kCorrupt, i, kNothing, 0, 0};
     auto targets = pointers(outputs);
@@ -154,7 +155,7 @@ nb::tuple update_rows(Segment& s, uint64_t index, int64_t count, uint64_t genera
   return write_call(s, [&](const View& view) -> Outcome {
     for (uint32_t column : columns)
       if (column >= view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
-    if (columns.size() != values.size()) return {kCorrupt, 0, kNothing, 0, 0};
+    if (count < 0 || count > UINT32_MAX || columns.size() != values.size()) return {kCorrupt, 0, kNothing, 0, 0};
     Patch patch{count, at<const int64_t>(index), at<const int64_t>(generation), std::move(columns), {},
                 at<const int64_t>(versions), require_newer, at<uint8_t>(verdicts)};
     for (uint64_t value : values) patch.values.push_back(at<const uint8_t>(value));
@@ -172,20 +173,12 @@ nb::tuple generations(Segment& s, uint64_t index, int64_t count, uint64_t out) {
   });
 }
 
-// Records that are live and whole, and rows ever written without those in flight.
-nb::tuple size(Segment& s) {
-  return call(s, [&](const View& view) -> Outcome {
-    settle_holes(view, false);
-    int64_t records = live_records(view) - rows_in_flight(view);
-    return {kOk, records > 0 ? records : 0, kNothing, 0, 0};
-  });
+nb::tuple size_of(Segment& s) {
+  return call(s, [&](const View& view) { return size(view, s.live_lock().c_str()); });
 }
 
-nb::tuple write_count(Segment& s) {
-  return call(s, [&](const View& view) -> Outcome {
-    int64_t rows = reserved_rows(view) - rows_in_flight(view);
-    return {kOk, rows > 0 ? rows : 0, kNothing, 0, 0};
-  });
+nb::tuple write_count_of(Segment& s) {
+  return call(s, [&](const View& view) -> Outcome { return {kOk, write_count(view), kNothing, 0, 0}; });
 }
 
 nb::list lanes(Segment& s) {
@@ -465,8 +458,8 @@ NB_MODULE(_native, m) {
         return change_call(s, [&](const View& view) { return end_trajectory(view, lane, deadline(slice_ns)); });
       }, "lane"_a, "slice_ns"_a)
       .def("generations", &generations, "index"_a, "count"_a, "out"_a)
-      .def("size", &size)
-      .def("write_count", &write_count)
+      .def("size", &size_of)
+      .def("write_count", &write_count_of)
       .def("lanes", &lanes)
       .def("counters", &counters)
       .def("count", &count, "counter"_a, "amount"_a)

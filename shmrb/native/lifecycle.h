@@ -50,14 +50,23 @@ class AllLanes {
 
 // REQUIRES: the lane's lock is held, its head is a ticket. Moves floor and head to the next multiple of its capacity.
 inline void empty_lane(const View& view, LaneBlock& lane, bool reset_write_count) {
-  int64_t head = order::peek(&lane.head);
-  int64_t ahead = (head + view.lane_capacity - 1) / view.lane_capacity * view.lane_capacity;
-  int64_t offset = reset_write_count ? -ahead : lane.written_offset - (ahead - head);
+  auto head = static_cast<uint64_t>(order::peek(&lane.head));
+  auto lap = static_cast<uint64_t>(view.lane_capacity);
+  uint64_t ahead = (head + lap - 1) / lap * lap;
+  uint64_t written = head + static_cast<uint64_t>(order::peek(&lane.written_offset));
+  Store floor{&lane.floor, ahead};
+  Store rows{&lane.written_offset, (reset_write_count ? 0 : written) - ahead};
+  Store holes{&lane.holes, 0};
+  Store top{&lane.head, ahead};
+  if (!reset_write_count || !view.has(kLimiter)) return change(view, lane.journal, {floor, rows, holes, top});
+  // What the limiter counts stays as it is until `empty` zeroes it after the last lane: a death in between must not leave
+  // samples without their inserts.
+  LimiterBlock& limiter = view.control->limiter;
   change(view, lane.journal,
-         {{&lane.floor, static_cast<uint64_t>(ahead)},
-          {&lane.written_offset, static_cast<uint64_t>(offset)},
-          {&lane.holes, 0},
-          {&lane.head, static_cast<uint64_t>(ahead)}});
+         {floor, rows, holes,
+          {&limiter.uncounted, static_cast<uint64_t>(order::peek(&limiter.uncounted)) - written},
+          {&limiter.lift_mark, static_cast<uint64_t>(order::peek(&limiter.lift_mark)) - written},
+          top});
 }
 
 // O(lanes): no slot is touched. Records in flight count as before it.
@@ -233,9 +242,27 @@ inline int64_t reap(const View& view, const char* live_lock) {
   return dead;
 }
 
+// Records that are live and whole. What dead clients had in flight is recovered first.
+inline Outcome size(const View& view, const char* live_lock) {
+  uint64_t wake = 0;
+  if (view.acts() && Flight(view).dead_on_board && reap(view, live_lock) > 0)
+    wake = ring_records(view) | ring_room(view);
+  settle_holes(view, false);
+  Flight flight(view);
+  int64_t records = flight.dead_on_board ? count_whole(view) : live_records(view) - flight.rows;
+  return {kOk, records > 0 ? records : 0, kNothing, 0, wake};
+}
+
+// Rows ever written, without those in flight.
+inline int64_t write_count(const View& view) {
+  int64_t rows = reserved_rows(view) - Flight(view).rows;
+  return rows > 0 ? rows : 0;
+}
+
 // Recovers every dead client, and what tokens of unknown clients hold, as after an unclean start. Returns slots freed.
 inline int64_t recover_buffer(const View& view, const char* live_lock) {
   reap(view, live_lock);
+  for (uint32_t lane = 0; lane < view.lane_count; ++lane) order::publish(&view.lanes[lane].holes_stale, 1u);
   int64_t freed = 0;
   for (int64_t slot = 0; slot < view.capacity; ++slot) {
     uint32_t owner = order::peek(&view.owners[slot]);

@@ -12,7 +12,9 @@ inline void repair(const View& view, LockBlock& lock) {
   view.count(kTakeOvers, 1);
   if (view.has(kOneLock)) apply_journal(view, view.control->journal);
   for (uint32_t lane = 0; lane < view.lane_count; ++lane) {
-    if (view.has(kOneLock) || &view.lanes[lane].lock == &lock) apply_journal(view, view.lanes[lane].journal);
+    if (!view.has(kOneLock) && &view.lanes[lane].lock != &lock) continue;
+    apply_journal(view, view.lanes[lane].journal);
+    order::publish(&view.lanes[lane].holes_stale, 1u);  // it may have died while it counted them
   }
 }
 

@@ -5,24 +5,43 @@
 
 namespace shmrb {
 
-// Rows ever reserved, whatever became of them.
-inline int64_t reserved_rows(const View& view) {
-  int64_t rows = 0;
-  for (uint32_t i = 0; i < view.lane_count; ++i)
-    rows += order::observe(&view.lanes[i].head) + order::peek(&view.lanes[i].written_offset);
-  return rows;
+// Rows ever reserved in a lane. `empty` moves floor, offset and head one after the other, so floor > head says: look
+// again. Who stopped or died in between keeps it so, hence the bound.
+inline int64_t lane_rows(const LaneBlock& lane) {
+  for (int tries = 0;; ++tries) {
+    int64_t head = order::observe(&lane.head);
+    int64_t offset = order::observe(&lane.written_offset);
+    if (order::observe(&lane.floor) <= head || tries == 1000)
+      return static_cast<int64_t>(static_cast<uint64_t>(head) + static_cast<uint64_t>(offset));
+    order::pause_cpu();
+  }
 }
 
-// Rows that living clients have reserved and not yet published.
-inline int64_t rows_in_flight(const View& view) {
-  int64_t rows = 0;
-  uint32_t high = order::observe(&view.control->clients_high);
-  for (uint32_t slot = 0; slot < high && slot < view.max_clients; ++slot) {
-    int64_t flying = order::peek(&view.clients[slot].in_flight);
-    if (flying > 0) rows += flying;
-  }
-  return rows;
+// Rows ever reserved, whatever became of them.
+inline int64_t reserved_rows(const View& view) {
+  uint64_t rows = 0;
+  for (uint32_t i = 0; i < view.lane_count; ++i) rows += static_cast<uint64_t>(lane_rows(view.lanes[i]));
+  return static_cast<int64_t>(rows);
 }
+
+// Rows that clients have reserved and not yet published.
+struct Flight {
+  int64_t rows = 0;            // of living clients
+  bool dead_on_board = false;  // a dead client left some that nobody has recovered: only a count of the words is true
+
+  explicit Flight(const View& view) {
+    uint32_t high = order::observe(&view.control->clients_high);
+    for (uint32_t slot = 0; slot < high && slot < view.max_clients; ++slot) {
+      int64_t flying = order::peek(&view.clients[slot].in_flight);
+      if (flying <= 0) continue;
+      if (byte_state(view.liveness.probe, slot) == ByteState::kFree) {
+        dead_on_board = true;
+      } else {
+        rows += flying;
+      }
+    }
+  }
+};
 
 // REQUIRES: the lane's lock is held, so that no writer fills a hole meanwhile.
 inline void recount_holes(const View& view, uint32_t lane) {
@@ -38,7 +57,7 @@ inline void recount_holes(const View& view, uint32_t lane) {
 // Counts holes anew where somebody voided a slot. A lane whose lock is taken keeps its old count for this look.
 inline void settle_holes(const View& view, bool holds_lock) {
   for (uint32_t lane = 0; lane < view.lane_count; ++lane) {
-    if (!order::observe(&view.lanes[lane].holes_stale) || !view.writable) continue;
+    if (!order::observe(&view.lanes[lane].holes_stale) || !view.acts()) continue;
     if (holds_lock) {
       recount_holes(view, lane);
     } else if (try_lock(view.lock_of(lane), view.token)) {
@@ -55,7 +74,19 @@ inline int64_t live_records(const View& view) {
     const LaneBlock& lane = view.lanes[i];
     int64_t tickets = Window::of(lane).tickets(view.lane_capacity);
     int64_t holes = order::peek(&lane.holes);
+    if (holes < 0) holes = 0;
     records += tickets > holes ? tickets - holes : 0;
+  }
+  return records;
+}
+
+// Records that are live and whole, by looking at every word.
+inline int64_t count_whole(const View& view) {
+  int64_t records = 0;
+  for (uint32_t lane = 0; lane < view.lane_count; ++lane) {
+    int64_t first = lane * view.lane_capacity;
+    int64_t tickets = Window::of(view.lanes[lane]).tickets(view.lane_capacity);
+    for (int64_t i = 0; i < tickets; ++i) records += word_whole(order::peek(&view.words[first + i]));
   }
   return records;
 }
