@@ -80,6 +80,17 @@ struct LimiterBlock {
 };
 static_assert(sizeof(LimiterBlock) == 88);
 
+struct PriorityBlock {
+  double alpha;
+  double beta;
+  double eps;
+  double max_priority;     // greatest raw priority seen, 0 before there is one
+  int64_t max_slot;        // whose it is
+  uint64_t within_buffer;  // 1: only records that are there count for it
+  uint8_t reserved[208];
+};
+static_assert(sizeof(PriorityBlock) == 256);
+
 // Counters of one client, and of all clients that left.
 enum Counter : int {
   kWriteCalls = 0,
@@ -135,7 +146,7 @@ struct ControlBlock {
   uint8_t reserved5[40];
   JournalBlock journal;  // 768: of the control lock
   uint8_t reserved6[8];
-  uint8_t priorities[256];   // 896: left to priorities
+  PriorityBlock priorities;  // 896
   uint8_t consumption[128];  // 1152: left to consumption
   uint64_t events[kEvents];  // 1280
   uint64_t retired[kCounters];  // 1408: counters of clients that left

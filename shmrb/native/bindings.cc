@@ -92,6 +92,16 @@ std::unique_ptr<Segment> make_segment(nb::dict g) {
   view.versions = reinterpret_cast<int64_t*>(slots + number("versions"));
   for (auto& [offset, row_bytes] : nb::cast<std::vector<std::pair<uint64_t, uint64_t>>>(g["columns"]))
     view.columns.push_back({row_bytes && data ? data + offset : nullptr, row_bytes});
+  if (view.has(kPriorities)) {
+    auto* prio = at<uint8_t>(number("prio"));
+    std::vector<double*> sums;
+    std::vector<float*> minima;
+    for (uint64_t offset : nb::cast<std::vector<uint64_t>>(g["sums"])) sums.push_back(reinterpret_cast<double*>(prio + offset));
+    for (uint64_t offset : nb::cast<std::vector<uint64_t>>(g["minima"])) minima.push_back(reinterpret_cast<float*>(prio + offset));
+    if (!prio || sums.empty() || sums.size() != minima.size()) throw nb::value_error("geometry: no priority tree");
+    view.tree = PriorityTree(reinterpret_cast<uint64_t*>(prio + number("leaves")), std::move(sums), std::move(minima),
+                             view.capacity);
+  }
   view.done_columns = nb::cast<std::vector<uint32_t>>(g["done_columns"]);
   for (uint32_t column : view.done_columns)
     if (column >= view.columns.size() || view.columns[column].row_bytes != 1)
@@ -108,13 +118,15 @@ nb::tuple attach(Segment& s, const std::string& live_lock, uint32_t hint, uint32
 }
 
 nb::tuple extend(Segment& s, uint32_t lane, int64_t count, const Addresses& columns, uint64_t versions, uint32_t flags,
-                 int64_t slice_ns) {
+                 int64_t slice_ns, uint64_t priorities) {
   return write_call(s, [&](const View& view) -> Outcome {
     int64_t longest = view.lane_capacity / 2 > 0 ? view.lane_capacity / 2 : 1;
     if (lane >= view.lane_count || count < 1 || count > longest || columns.size() != view.columns.size())
       return {kCorrupt, 0, kNothing, 0, 0};
     auto sources = pointers(columns);
-    return append(view, lane, {count, sources.data(), at<const int64_t>(versions)}, flags, deadline(slice_ns));
+    if (priorities && !view.has(kPriorities)) return {kCorrupt, 0, kNothing, 0, 0};
+    Rows rows{count, sources.data(), at<const int64_t>(versions), at<const float>(priorities)};
+    return append(view, lane, rows, flags, deadline(slice_ns));
   });
 }
 
@@ -122,7 +134,7 @@ nb::tuple write_one(Segment& s, int64_t slot, const Addresses& columns, uint64_t
   return write_call(s, [&](const View& view) -> Outcome {
     if (!view.in_range(slot) || columns.size() != view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
     auto sources = pointers(columns);
-    return refill(view, slot, {1, sources.data(), at<const int64_t>(version)}, deadline(slice_ns));
+    return refill(view, slot, {1, sources.data(), at<const int64_t>(version), nullptr}, deadline(slice_ns));
   });
 }
 
@@ -134,6 +146,40 @@ nb::tuple sample(Segment& s, Stream& stream, int64_t count, const Addresses& out
     Batch batch{count, targets.data(), at<int64_t>(index), at<int64_t>(generation), at<int64_t>(version)};
     return sample_uniform(view, stream.fork(), batch, cost, deadline(slice_ns));
   });
+}
+
+nb::tuple sample_by_mass(Segment& s, Stream& stream, int64_t count, const Addresses& outputs, uint64_t index,
+                         uint64_t generation, uint64_t weights, uint64_t version, int64_t cost, int64_t slice_ns) {
+  return call(s, [&](const View& view) -> Outcome {
+    if (count < 1 || count > UINT32_MAX || outputs.size() != view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
+    auto targets = pointers(outputs);
+    Batch batch{count, targets.data(), at<int64_t>(index), at<int64_t>(generation), at<int64_t>(version)};
+    return sample_prioritized(view, stream.fork(), batch, at<float>(weights), cost, deadline(slice_ns));
+  });
+}
+
+nb::tuple update_priority_rows(Segment& s, uint64_t index, int64_t count, uint64_t generation, uint64_t priorities,
+                               uint64_t verdicts, int64_t slice_ns) {
+  return change_call(s, [&](const View& view) {
+    return update_priorities(view, count, at<const int64_t>(index), at<const int64_t>(generation),
+                             at<const float>(priorities), at<uint8_t>(verdicts), deadline(slice_ns));
+  });
+}
+
+// The tree as it stands, and what of it disagrees: for statistics, the doctor and tests.
+nb::dict priorities(Segment& s) {
+  nb::dict result;
+  Segment::Call counted(s);
+  const View& view = s.view;
+  if (!counted || !view.has(kPriorities)) return result;
+  const PriorityBlock& block = priorities_of(view);
+  result["alpha"] = order::peek_value(&block.alpha);
+  result["beta"] = order::peek_value(&block.beta);
+  result["eps"] = order::peek_value(&block.eps);
+  result["max_priority"] = order::peek_value(&block.max_priority);
+  result["total"] = view.tree.total();
+  result["least"] = view.tree.least();
+  return result;
 }
 
 nb::tuple read_rows(Segment& s, uint64_t index, int64_t count, const Addresses& outputs, uint64_t generation,
@@ -433,7 +479,8 @@ NB_MODULE(_native, m) {
       .def("abandon", &Segment::abandon)
       .def("alive", [](Segment& s, uint32_t token) { return s.view.liveness.alive(token); }, "token"_a)
       .def("is_ready", [](Segment& s) { return order::observe(&s.view.control->state) == kReadyState; })
-      .def("extend", &extend, "lane"_a, "count"_a, "columns"_a, "versions"_a, "flags"_a, "slice_ns"_a)
+      .def("extend", &extend, "lane"_a, "count"_a, "columns"_a, "versions"_a, "flags"_a, "slice_ns"_a,
+           "priorities"_a = 0)
       .def("write", &write_one, "slot"_a, "columns"_a, "version"_a, "slice_ns"_a)
       .def("admit", [](Segment& s, int64_t rows, int64_t slice_ns) {
         return change_call(s, [&](const View& view) { return admit(view, rows, deadline(slice_ns)); });
@@ -447,6 +494,22 @@ NB_MODULE(_native, m) {
       }, "records"_a, "slice_ns"_a)
       .def("sample", &sample, "rng"_a, "count"_a, "outputs"_a, "index"_a, "generation"_a, "version"_a, "cost"_a,
            "slice_ns"_a)
+      .def("sample_by_mass", &sample_by_mass, "rng"_a, "count"_a, "outputs"_a, "index"_a, "generation"_a, "weights"_a,
+           "version"_a, "cost"_a, "slice_ns"_a)
+      .def("update_priority", &update_priority_rows, "index"_a, "count"_a, "generation"_a, "priorities"_a, "verdicts"_a,
+           "slice_ns"_a)
+      .def("priorities", &priorities)
+      .def("wrong_nodes", [](Segment& s) {
+        return change_call(s, [&](const View& view) -> Outcome {
+          if (!view.has(kPriorities)) return {};
+          Held held(view, view.control->control_lock, deadline(kLongestSlice));
+          if (!held) return blocked_on(kControlLock, held.who());
+          return {kOk, view.tree.wrong_nodes(), kNothing, 0, 0};
+        });
+      }, "Nodes of the priority tree that are not what their children say.")
+      .def("set_exponents", [](Segment& s, double alpha, double beta, int64_t slice_ns) {
+        return change_call(s, [&](const View& view) { return set_exponents(view, alpha, beta, deadline(slice_ns)); });
+      }, "alpha"_a, "beta"_a, "slice_ns"_a)
       .def("read", &read_rows, "index"_a, "count"_a, "outputs"_a, "generation"_a, "version"_a, "cost"_a,
            "slice_ns"_a)
       .def("update", &update_rows, "index"_a, "count"_a, "generation"_a, "columns"_a, "values"_a, "versions"_a,

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "update.h"
+#include "draw.h"
 
 namespace shmrb {
 
@@ -86,7 +86,11 @@ inline Outcome empty(const View& view, bool reset_write_count, int64_t deadline_
   }
   Held held(view, view.control->control_lock, deadline_ns);
   if (!held) return blocked_on(kControlLock, held.who());
-  if (Outcome refused = empty_all(); refused.status != kOk) return refused;
+  {
+    Disagreeing disagreeing(view);
+    if (Outcome refused = empty_all(); refused.status != kOk) return refused;
+    if (view.has(kPriorities)) empty_tree(view);
+  }
   LimiterBlock& limiter = view.control->limiter;
   if (reset_write_count && view.has(kLimiter))
     change(view, view.control->journal, {{&limiter.samples, 0}, {&limiter.uncounted, 0}, {&limiter.lift_mark, 0}});

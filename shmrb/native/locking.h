@@ -2,6 +2,7 @@
 #pragma once
 
 #include "journal.h"
+#include "priorities.h"
 #include "view.h"
 
 namespace shmrb {
@@ -15,6 +16,10 @@ inline void repair(const View& view, LockBlock& lock) {
     if (!view.has(kOneLock) && &view.lanes[lane].lock != &lock) continue;
     apply_journal(view, view.lanes[lane].journal);
     order::publish(&view.lanes[lane].holes_stale, 1u);  // it may have died while it counted them
+  }
+  if (view.has(kPriorities) && order::observe(&lock.dirty)) {
+    rebuild_tree(view);
+    order::publish(&lock.dirty, 0u);
   }
 }
 

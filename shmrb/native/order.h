@@ -33,6 +33,19 @@ inline T peek(const T* word) {
   return __atomic_load_n(word, __ATOMIC_RELAXED);
 }
 
+// The same for floating-point words, which the compiler's atomics do not take.
+template <typename T>
+inline T peek_value(const T* word) {
+  T value;
+  __atomic_load(word, &value, __ATOMIC_RELAXED);
+  return value;
+}
+
+template <typename T>
+inline void put_value(T* word, T value) {
+  __atomic_store(word, &value, __ATOMIC_RELAXED);
+}
+
 // Stores a word that the lock around it, or a later publish, makes visible.
 template <typename T>
 inline void put(T* word, T value) {

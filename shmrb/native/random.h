@@ -34,6 +34,9 @@ class Random {
     return static_cast<uint64_t>(product >> 64);
   }
 
+  // Uniform in [0, 1), 53 bits.
+  double unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
+
   static uint64_t splitmix(uint64_t& state) {
     uint64_t z = (state += 0x9e3779b97f4a7c15ull);
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;

@@ -1,6 +1,8 @@
 // How many records there are. Words are the truth; what stands in counters is a hint that is counted anew after a death.
 #pragma once
 
+#include <vector>
+
 #include "slots.h"
 
 namespace shmrb {
@@ -50,8 +52,14 @@ inline void recount_holes(const View& view, uint32_t lane) {
   int64_t first = lane * view.lane_capacity;
   int64_t live = Window::of(block).tickets(view.lane_capacity);
   int64_t holes = 0;
-  for (int64_t i = 0; i < live; ++i) holes += word_void(order::peek(&view.words[first + i]));
+  std::vector<int64_t> without_record;  // a slot that holds no record keeps no mass
+  for (int64_t i = 0; i < live; ++i) {
+    if (!word_void(order::peek(&view.words[first + i]))) continue;
+    ++holes;
+    if (view.has(kPriorities) && view.tree.leaf(first + i).mass > 0) without_record.push_back(first + i);
+  }
   order::put(&block.holes, holes);
+  clear_leaves(view, without_record);
 }
 
 // Counts holes anew where somebody voided a slot. A lane whose lock is taken keeps its old count for this look.

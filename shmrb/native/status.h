@@ -17,7 +17,9 @@ enum Status : int {
   kUnproven = 8,  // the file system does not keep the lock byte: proof of life is impossible
   kBusy = 9,      // leased by a living client
   kReadOnly = 10, // this attachment may not write
-  kSystem = 11,   // a system call failed; `value` is its errno
+  kSystem = 11,      // a system call failed; `value` is its errno
+  kRefused = 12,     // a value of the call is impossible; `value` is its row
+  kNoMass = 13,      // there are records, and none has a positive priority mass
 };
 
 // What a call that returns kAgain waited for.

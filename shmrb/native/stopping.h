@@ -32,6 +32,8 @@ enum Point : int {
   kEmptyMidApply,     // some of the journal's stores made
   kCharged,           // the limiter counted a sample, nothing drawn
   kDrawn,             // a batch is drawn and copied, not yet checked
+  kMidLeaves,         // priorities: the first leaf of the change is set, the others not yet
+  kMidTree,           // priorities: leaves set, some sums recomputed
   kByteTaken,         // attach: lock byte held, epoch not moved
   kEpochMoved,        // attach: epoch moved, last tenant not recovered
   kRecovering,        // recovery of a dead client: a slot of its was claimed
@@ -48,7 +50,7 @@ enum Point : int {
 inline constexpr const char* kNames[kPoints] = {
     "holding_lock", "claimed", "mid_mark", "reserved", "head_moved", "mid_payload", "before_commit", "mid_commit",
     "committed", "notifying", "update_claimed", "update_marked", "update_mid_payload", "update_before_commit",
-    "empty_journalled", "empty_mid_apply", "charged", "drawn", "byte_taken", "epoch_moved", "recovering", "recovered",
+    "empty_journalled", "empty_mid_apply", "charged", "drawn", "mid_leaves", "mid_tree", "byte_taken", "epoch_moved", "recovering", "recovered",
     "waiting", "leased", "sized", "filled", "declared", "dropping"};
 
 enum Action : int { kPause, kStop, kKill };

@@ -8,6 +8,7 @@
 #include "abi.h"
 #include "order.h"
 #include "ownership.h"
+#include "tree.h"
 
 namespace shmrb {
 
@@ -26,6 +27,7 @@ struct View {
   uint32_t* owners = nullptr;
   uint32_t* runs = nullptr;
   int64_t* versions = nullptr;
+  PriorityTree tree;  // of buffers with priorities; touched under the control lock
   std::vector<Column> columns;
   std::vector<uint32_t> done_columns;  // one byte a row: non-zero ends the trajectory
   int64_t capacity = 0;

@@ -19,6 +19,7 @@ struct Rows {
   int64_t count;
   const uint8_t* const* columns;
   const int64_t* versions;  // null: -1
+  const float* priorities;  // null: the default for all
 };
 
 // REQUIRES: every slot of the write is claimed and marked busy by the caller.
@@ -90,6 +91,7 @@ inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, int64
                     uint32_t flags) {
   int64_t floor = order::peek(&lane.floor);
   int64_t position = head % view.lane_capacity;
+  Disagreeing disagreeing(view);
   order::bump(&view.me()->in_flight, rows.count);
   int64_t filled_holes = 0;
   for (int64_t i = 0; i < rows.count; ++i) {
@@ -102,6 +104,7 @@ inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, int64
   }
   order::before_payload();
   stamp_runs(view, lane, first_slot, head, rows, flags);
+  if (view.has(kPriorities)) enter_leaves(view, first_slot, position, rows.count, rows.priorities);
   stopping::at(stopping::kReserved);
   if (filled_holes) order::put(&lane.holes, lane.holes > filled_holes ? lane.holes - filled_holes : 0);
   order::put(&lane.written_ns, coarse_ns(CLOCK_REALTIME_COARSE));
@@ -116,6 +119,8 @@ inline uint64_t ring_room(const View& view) { return static_cast<uint64_t>(ring(
 inline Outcome append(const View& view, uint32_t lane_index, const Rows& rows, uint32_t flags, int64_t deadline_ns) {
   LaneBlock& lane = view.lanes[lane_index];
   int64_t first_slot = lane_index * view.lane_capacity;
+  for (int64_t i = 0; rows.priorities && i < rows.count; ++i)
+    if (!priority_is_possible(priorities_of(view), rows.priorities[i])) return {kRefused, i, kNothing, 0, 0};
   OwnerNap nap;
   int64_t head;
   for (;;) {
