@@ -198,6 +198,12 @@ class Member:
             with contextlib.suppress(ShmrbError, OSError):
                 self._root.reclaim_bounded(self.name)
 
+    def __enter__(self) -> Member:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def abandon(self) -> None:
         """In a forked child: forget what belongs to the parent, touching nothing shared."""
         self._is_open = False
