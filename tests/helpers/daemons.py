@@ -1,0 +1,94 @@
+"""Real daemons for tests: started as a service manager starts them, ready when they say so."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .procs import Child, ChildGone, Children
+
+# A meta path finder at the front: what the named packages hold cannot be imported.
+_BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "tensordict"}:
+            raise ImportError(f"{name} is blocked by the test")
+sys.meta_path.insert(0, Blocked())
+sys.argv = ["shmrbd", *sys.argv[1:]]
+from shmrbd.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Manager:
+    """A service manager's end of NOTIFY_SOCKET."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._sock.bind("\0" + address[1:] if address.startswith("@") else address)
+        self._sock.settimeout(0.05)
+
+    def hear(self, state: str, child: Child) -> list[str]:
+        """Everything up to and with `state`, line by line; the child must live until it comes."""
+        heard: list[str] = []
+        while state not in heard:
+            try:
+                heard += self._sock.recv(4096).decode().splitlines()
+            except TimeoutError:
+                if child.exit_code is not None:
+                    raise ChildGone(f"no {state!r} came\n{child.report()}") from None
+        return heard
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class Daemons:
+    """Starts daemons on the root and socket of the test, one after another."""
+
+    def __init__(self, children: Children, folder: Path) -> None:
+        self._children = children
+        self._folder = folder
+        self._managers: list[Manager] = []
+
+    def start(self, *flags: str, abstract: bool = False, torch_blocked: bool = True) -> Child:
+        """A daemon that has said READY=1."""
+        child, manager = self.launch(*flags, abstract=abstract, torch_blocked=torch_blocked)
+        manager.hear("READY=1", child)
+        return child
+
+    def launch(
+        self, *flags: str, abstract: bool = False, torch_blocked: bool = True
+    ) -> tuple[Child, Manager]:
+        """A daemon that has just been started, and what hears its states."""
+        number = len(self._managers)
+        plain = str(self._folder / f"notify-{number}")
+        manager = Manager(f"@shmrb-test-{os.getpid()}-{number}" if abstract else plain)
+        self._managers.append(manager)
+        program = ["-c", _BLOCKED] if torch_blocked else ["-m", "shmrbd"]
+        child = self._children.program(
+            [sys.executable, *program, *flags],
+            environment={"NOTIFY_SOCKET": manager.address},
+            name="shmrbd",
+        )
+        return child, manager
+
+    def close(self) -> None:
+        for manager in self._managers:
+            manager.close()
+
+
+@contextmanager
+def daemons_for(children: Children, folder: Path) -> Iterator[Daemons]:
+    """Daemons of one test."""
+    started = Daemons(children, folder)
+    try:
+        yield started
+    finally:
+        started.close()
