@@ -11,7 +11,7 @@ from typing import Any
 from shmrb.attachment import Address, Attachment, find
 from shmrb import wire
 from shmrb.channel import Channel
-from shmrb.errors import DaemonError, SpecError
+from shmrb.errors import AttachError, DaemonError, SpecError
 from shmrb.segment import names
 from shmrb.segment.directory import Exist, Root
 from shmrb.spec import (
@@ -39,6 +39,11 @@ __all__ = [
 
 # A daemon that is busy creating a large buffer answers later; then the other roots are searched.
 DAEMON_ANSWERS_S = 5.0
+# What a name bears, and who opens it.
+_KINDS = {
+    "buffer": ("records of a replay buffer", "open it with shmrb.attach({!r})"),
+    "parameters": ("published parameters", "open it with shmrb.Parameters({!r})"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +138,25 @@ def create(
     )
 
 
-def attach(name: str, timeout: float, root: str | None, options: HandleOptions) -> Attachment:
-    """An attachment to the buffer of that name, waited for as long as asked."""
+def attach(
+    name: str,
+    timeout: float,
+    root: str | None,
+    options: HandleOptions,
+    purpose: str = "buffer",
+) -> Attachment:
+    """An attachment to the buffer of that name, waited for as long as asked.
+
+    Raises:
+        AttachError: the name bears parameters where a buffer was asked for, or the other way.
+    """
     names.check_name(name)
     place, spec, uuid = find(names.search_roots(root, _reported(root)), name, timeout)
+    if spec.purpose != purpose:
+        found, cure = _KINDS[spec.purpose]
+        raise AttachError(
+            f"{name} in {place} holds {found}, expected {_KINDS[purpose][0]}: {cure.format(name)}."
+        )
     return _attachment(Address(place, name, uuid), spec, options)
 
 

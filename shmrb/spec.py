@@ -81,6 +81,11 @@ KINDS: dict[str, tuple[type[Description], ...]] = {
 OPTIONAL = ("schema", "priorities", "limiter")
 
 LIFETIMES = ("persistent", "creator")
+# What a buffer's slots hold: records of a ring, or whole trees of parameters, of which the newest
+# counts.
+PURPOSES = ("buffer", "parameters")
+# The newest tree, the one before it for readers that are still copying, and the one being written.
+PARAMETER_SLOTS = 3
 DONE_KEYS = ("done", "truncated", "terminated")
 
 # A token has 16 bits for the client slot plus one, and 0 means nobody.
@@ -107,6 +112,7 @@ class BufferSpec(Description):
         sampler, sample_unit, batch_size: what a handle has unless it asks for something else.
         lifetime: "persistent" until it is dropped, "creator" as long as its creator lives.
         max_clients: how many handles may be attached at a time.
+        purpose: "buffer", or "parameters" for what `Parameters` publishes.
     """
 
     kind: ClassVar[str] = "BufferSpec"
@@ -123,6 +129,7 @@ class BufferSpec(Description):
     batch_size: int | None = None
     lifetime: str = "persistent"
     max_clients: int = 1024
+    purpose: str = "buffer"
 
     def __post_init__(self) -> None:
         if isinstance(self.schema, Mapping):
@@ -139,6 +146,7 @@ class BufferSpec(Description):
             cost = 0 if self.batch_size is None else self.batch_size * self.sample_unit.cost
             check_reach(self.limiter, self.capacity, cost)
         require(self, self.sampler, self.sample_unit)
+        _check_purpose(self)
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -220,7 +228,7 @@ class BufferSpec(Description):
             found += self.schema.differences(other.schema)
         if self.done_keys and other.done_keys and set(self.done_keys) != set(other.done_keys):
             found.append(_difference("done_keys", _keys(self.done_keys), _keys(other.done_keys)))
-        for name in ("consume_after_n_samples", "lifetime", "max_clients"):
+        for name in ("purpose", "consume_after_n_samples", "lifetime", "max_clients"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 found.append(_difference(name, mine, theirs))
@@ -259,6 +267,23 @@ def require(spec: BufferSpec, sampler: Sampler, sample_unit: SampleUnit) -> None
                 f"{_keys(spec.done_keys) or 'no key'}. Give one of those, or create the buffer "
                 f"with done_keys=[{show_path(done)}] and a bool field of that name."
             )
+
+
+def _check_purpose(spec: BufferSpec) -> None:
+    if spec.purpose not in PURPOSES:
+        raise SpecError(f"purpose must be {' or '.join(PURPOSES)}, got {spec.purpose!r}.")
+    if spec.purpose == "buffer":
+        return
+    if spec.storage != SharedStorage(PARAMETER_SLOTS) or spec.needs_control_lock:
+        raise SpecError(
+            f"purpose='parameters' goes with SharedStorage({PARAMETER_SLOTS}) and with neither "
+            "priorities, limiter nor consumption. Use shmrb.Parameters, which describes itself."
+        )
+    if spec.schema is None or spec.schema.root != "dict":
+        raise SpecError(
+            "purpose='parameters' needs the schema of a tree with named leaves: give "
+            "shmrb.Parameters(name, like=tree)."
+        )
 
 
 def _require_priorities(spec: BufferSpec, sampler: PrioritizedSampler) -> None:

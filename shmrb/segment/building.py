@@ -24,6 +24,8 @@ from shmrb.spec import BufferSpec
 
 # Without a batch size the limiter's error buffer is chosen for this one.
 ASSUMED_BATCH = 256
+# A word of native/abi.h: never written, and void.
+VOID_WORD = 2
 
 
 @dataclass
@@ -91,6 +93,8 @@ class Building:
                 core.stopping_point("sized")
                 _fill_versions(meta.layout, directory, self.path)
                 _write_control(meta, directory)
+                if meta.layout.spec.purpose == "parameters":
+                    _hold_all_slots_live(meta.layout, directory, self.path)
                 _write_meta(meta, directory, file_mode)
         except OSError as error:
             # What is available is what was there before.
@@ -199,6 +203,29 @@ def _write_control(meta: Meta, directory: int) -> None:
     try:
         os.pwrite(descriptor, raw, 0)
         os.pwrite(descriptor, core.CONTROL_MAGIC.to_bytes(8, "little"), fields["magic"][0])
+    finally:
+        os.close(descriptor)
+
+
+def _hold_all_slots_live(layout_: Layout, directory: int, where: str) -> None:
+    """Put every slot under a live ticket for good: parameters are written in place, never appended.
+
+    The slots start void, so that none counts as a record before something is published.
+    """
+    capacity = layout_.spec.capacity
+    words = layout_.regions["words"]
+    slots = Mapping.open(
+        words.file, layout_.files[words.file], directory=directory, writable=True, where=where
+    )
+    slots.view("<u8", words.offset, words.bytes)[:] = VOID_WORD
+    slots.close()
+    fields = core.abi()["LaneBlock"]["fields"]
+    start = layout_.regions["lanes"].offset
+    descriptor = os.open(names.CONTROL, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        for name, number in (("head", capacity), ("holes", capacity), ("written_offset", -capacity)):
+            offset, size = fields[name]
+            os.pwrite(descriptor, number.to_bytes(size, "little", signed=True), start + offset)
     finally:
         os.close(descriptor)
 
