@@ -73,6 +73,7 @@ class Running:
         self.name = name
         self.scratch = Path(tempfile.mkdtemp(prefix="shmrb-bench-", dir="/dev/shm"))
         self.unread = b""
+        self.answers = True
         # The child sees the package `bench` and nothing else of this checkout: an installed shmrb
         # must not be hidden by sources without their native part.
         imports, segments = self.scratch / "imports", self.scratch / "segments"
@@ -111,18 +112,21 @@ class Running:
         return reply["ok"]
 
     def stop(self) -> None:
-        """Ask it to close; then end it and everything that it spawned."""
+        """Ask it to close, unless it is stuck; then end it and everything that it spawned."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with contextlib.suppress(ContenderFailed, BrokenPipeError, subprocess.TimeoutExpired):
-            self.ask("close", CLOSE_S)
-            self.process.stdin.close()
-            self.process.wait(CLOSE_S)
+        if self.process.stdout.closed:
+            return
+        if self.answers:
+            with contextlib.suppress(ContenderFailed, subprocess.TimeoutExpired):
+                self.ask("close", CLOSE_S)
+                self.process.stdin.close()
+                self.process.wait(CLOSE_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process.stdout.close()
-        # Closing tells once more of words that a dead child never read.
+        # A dead child may have left words unread, which closing tells once more.
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -132,6 +136,7 @@ class Running:
         output = self.process.stdout.fileno()
         while b"\n" not in self.unread:
             if not select.select([output], [], [], timeout_s)[0]:
+                self.answers = False
                 raise self._failed(f"{do}: no answer within {timeout_s:.0f} s")
             piece = os.read(output, 1 << 16)
             if not piece:
