@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from shmrb.errors import DaemonError, DeadlineError
 
 # While somebody waits for a daemon that is not there yet: short beside the start of one.
 _RETRY_S = 0.02
+# struct timeval: how long connect waits for a daemon whose backlog is full. Not by settimeout, with
+# which a Unix socket refuses at once.
+_BACKLOG_WAIT = struct.pack("ll", 1, 0)
 
 
 class Channel:
@@ -116,8 +120,7 @@ class Channel:
             for path in self._sockets:
                 sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 try:
-                    # A full backlog makes connect wait; a busy daemon deserves a second.
-                    sock.settimeout(max(deadline - time.monotonic(), 1.0))
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _BACKLOG_WAIT)
                     sock.connect(path)
                 except OSError as error:
                     sock.close()

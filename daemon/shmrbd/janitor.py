@@ -47,6 +47,8 @@ class Janitor:
         for member in self._registry.members():
             _, dead, _, _, wake = member.segment.reap()
             ring(member, wake)
+            # Counts anew where records died; an observer that looks later may not.
+            member.segment.size()
             if dead:
                 _log.info("recovered %d dead clients of %s", dead, member.name)
         if time.monotonic() >= self._next_leftovers:
