@@ -226,7 +226,7 @@ class Root:
                 raise self.unknown(name)
             if found.state is not State.LEAVING and not force:
                 removal.refuse_if_in_use(found)
-            gone = removal.take_down(self.path, found, self._modes)
+            gone = removal.take_down(self.path, found)
         removal.remove_tree(gone)
 
     def leftovers(self) -> tuple[Leftover, ...]:
@@ -248,7 +248,7 @@ class Root:
         with self._lock():
             for leftover in tuple(removal.find_leftovers(self.path)):
                 with contextlib.suppress(OSError, ShmrbError):
-                    taken[leftover] = removal.clear(self.path, leftover, self._modes)
+                    taken[leftover] = removal.clear(self.path, leftover)
         for path in taken.values():
             removal.remove_tree(path)
         return tuple(taken)
@@ -259,7 +259,7 @@ class Root:
             found = entries.look(self.path, name)
             if found.state is State.MISSING or not removal.is_abandoned(found):
                 return
-            gone = removal.take_down(self.path, found, self._modes)
+            gone = removal.take_down(self.path, found)
         removal.remove_tree(gone)
 
     def _use(self, found: Entry, spec: BufferSpec, exist: Exist) -> Created:
@@ -300,13 +300,12 @@ class Root:
                     made.discard()
                     return None
                 if there.state is not State.MISSING:
-                    gone = removal.take_down(self.path, there, self._modes)
+                    gone = removal.take_down(self.path, there)
                 hold = None
                 if entries.is_bounded(own_name, spec):
                     hold = building.take_hold(made.live_lock, spec.max_clients)
                 if layout is not None:
-                    made.set_generation_base(stamps.read_stamp(self.path, own_name) + 1)
-                    doorbell.create_semaphores(uuid, self.mode)
+                    self._open_for_use(made, own_name, uuid)
                 os.rename(made.path, there.path)
         except BaseException:
             made.discard()
@@ -319,9 +318,13 @@ class Root:
             core.stopping_point("declared")
         return Created(self.require(own_name), True, hold)
 
+    def _open_for_use(self, made: Building, name: str, uuid: bytes) -> None:
+        """What can be done only when the name is sure: identity, and what lies outside the root."""
+        made.set_generation_base(stamps.reserve_stamp(self.path, name, self._modes) + 1)
+        doorbell.create_semaphores(uuid, self.mode)
+
     def _publish(self, made: Building, declared: Entry, meta: Meta) -> None:
-        made.set_generation_base(stamps.read_stamp(self.path, declared.name) + 1)
-        doorbell.create_semaphores(meta.uuid, self.mode)
+        self._open_for_use(made, declared.name, meta.uuid)
         for file in (*meta.layout.files, names.META):
             if file != names.LIVE_LOCK:
                 os.rename(os.path.join(made.path, file), os.path.join(declared.path, file))

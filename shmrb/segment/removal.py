@@ -49,7 +49,7 @@ def refuse_if_in_use(entry: Entry) -> None:
         )
 
 
-def take_down(root: str, entry: Entry, modes: tuple[int, int]) -> str:
+def take_down(root: str, entry: Entry) -> str:
     """Take the name away from a buffer, members or not, and keep its highest generation.
 
     Whoever is attached keeps its mapping, and learns at its next call that the buffer is dead.
@@ -63,7 +63,7 @@ def take_down(root: str, entry: Entry, modes: tuple[int, int]) -> str:
         _mark_dead(entry)
         core.stopping_point("dropping")
         highest = _highest_generation(entry) + (stamps.MARGIN if forced else 0)
-        stamps.raise_stamp(root, entry.name, highest, modes)
+        stamps.raise_stamp(root, entry.name, highest)
     assert entry.uuid is not None
     doorbell.unlink_semaphores(entry.uuid)
     gone = os.path.join(root, names.leaving_name(entry.uuid.hex()))
@@ -102,7 +102,7 @@ def is_abandoned(entry: Entry) -> bool:
     return not any(True for _ in entry.held_slots())
 
 
-def clear(root: str, leftover: Leftover, modes: tuple[int, int]) -> str:
+def clear(root: str, leftover: Leftover) -> str:
     """Take a leftover out of the way; the directory returned is to be removed without the lock."""
     directory = os.path.basename(leftover.path)
     build = names.unfinished_build(directory)
@@ -111,7 +111,7 @@ def clear(root: str, leftover: Leftover, modes: tuple[int, int]) -> str:
         return leftover.path
     name = names.buffer_name(directory)
     assert name is not None
-    return take_down(root, entries.look(root, name), modes)
+    return take_down(root, entries.look(root, name))
 
 
 def _is_being_built(path: str) -> bool:

@@ -40,15 +40,19 @@ def read_stamp(root: str, name: str) -> int:
     return int(text)
 
 
-def raise_stamp(root: str, name: str, highest: int, modes: tuple[int, int]) -> None:
-    """Keep `highest` for the next buffer of this name, unless a higher one is kept already.
+def reserve_stamp(root: str, name: str, modes: tuple[int, int]) -> int:
+    """Make the file while there is room: dropping a buffer must work when there is none.
 
     Private names never come again, and keep nothing.
+
+    Returns:
+        What `read_stamp` gives.
     """
-    if names.is_private(name) or highest <= read_stamp(root, name):
-        return
-    directory_mode, file_mode = modes
+    highest = read_stamp(root, name)
     path = _path(root, name)
+    if names.is_private(name) or os.path.exists(path):
+        return highest
+    directory_mode, file_mode = modes
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         os.mkdir(folder, 0o700)
@@ -57,8 +61,27 @@ def raise_stamp(root: str, name: str, highest: int, modes: tuple[int, int]) -> N
     unfinished = os.path.join(folder, "." + os.path.basename(path))
     with open(unfinished, "wb") as file:
         os.fchmod(file.fileno(), file_mode)
-        file.write(b"%d\n" % min(highest, _MAX_GENERATION))
-    os.replace(unfinished, path)
+        file.write(_text(highest))
+    os.rename(unfinished, path)
+    return highest
+
+
+def raise_stamp(root: str, name: str, highest: int) -> None:
+    """Keep `highest` for the next buffer of this name, unless a higher one is kept already.
+
+    One write in place inside one block, so that it is made wholly or not at all, and takes no room.
+    """
+    if names.is_private(name) or highest <= read_stamp(root, name):
+        return
+    descriptor = os.open(_path(root, name), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(descriptor, _text(min(highest, _MAX_GENERATION)), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _text(generation: int) -> bytes:
+    return b"%020d\n" % generation
 
 
 def _path(root: str, name: str) -> str:
