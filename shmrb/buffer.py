@@ -189,12 +189,20 @@ class ReplayBuffer:
         return self._int64(self._appender.append(data, batched, timeout))
 
     def producer(
-        self, *, envs: int = 1, chunk: int = 64, autoreset: str = "next_step"
+        self,
+        *,
+        envs: int = 1,
+        chunk: int = 64,
+        autoreset: str = "next_step",
+        timeout: float | None = None,
     ) -> Producer:
-        """A `Producer` that gathers the steps of a Gymnasium loop into chunks."""
+        """A `Producer` that gathers the steps of a Gymnasium loop into chunks.
+
+        Args and errors as there.
+        """
         from shmrb.producer import Producer
 
-        return Producer(self, envs=envs, chunk=chunk, autoreset=autoreset)
+        return Producer(self, envs=envs, chunk=chunk, autoreset=autoreset, timeout=timeout)
 
     def end_trajectory(self, *, timeout: float | None = None) -> None:
         """The next record of this handle starts another trajectory."""

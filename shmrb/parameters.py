@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,14 +19,14 @@ from shmrb import core, opening
 from shmrb.attachment import Attachment
 from shmrb.batches import Batch, BatchFormat
 from shmrb.core import SLICE_NS, Outcome, Segment, Status
-from shmrb.errors import DeadlineError, LaneBusyError, RecordError, SpecError
+from shmrb.errors import DeadlineError, LaneBusyError, SpecError
 from shmrb.likeness import is_mapping
 from shmrb.opening import HandleOptions
 from shmrb.records import RecordReader, Rows
 from shmrb.schema import Schema, schema_like
 from shmrb.segment import snapshot
 from shmrb.spec import PARAMETER_SLOTS, SharedStorage
-from shmrb.waiting import Call, deadline_of, describe
+from shmrb.waiting import Call, describe
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -49,9 +48,9 @@ class Parameters:
 
     Args:
         name: what others open it by, 1 to 4 parts joined by "/".
-        like: a tree of the arrays to come, nested dictionaries of arrays, tensors or numbers such as
-            `net.state_dict()`; creates the memory, or uses what is there if its arrays are the same.
-            None: waits for somebody to create it.
+        like: a tree of the arrays to come, such as `net.state_dict()`: nested dictionaries of
+            arrays, tensors or numbers. Creates the memory, or uses what is there if its arrays are
+            the same. None: waits for somebody to create it.
         timeout: seconds to wait for the name without `like`, and for calls that give none.
             None: the configured default.
         format: "torch" gives tensors, "numpy" arrays, without importing torch.
@@ -86,7 +85,9 @@ class Parameters:
             attachment = opening.attach(name, seconds, root, options, purpose="parameters")
         else:
             spec = opening.describe(
-                storage=SharedStorage(PARAMETER_SLOTS), schema=_schema_of(like), purpose="parameters"
+                storage=SharedStorage(PARAMETER_SLOTS),
+                schema=_schema_of(like),
+                purpose="parameters",
             )
             attachment = opening.create(spec, name, "attach", root, options)
         self._open(attachment, options)
@@ -277,7 +278,7 @@ class Parameters:
     def _stamps(self, segment: Segment) -> list[int]:
         stamps = np.empty(PARAMETER_SLOTS, np.int64)
         segment.generations(_SLOTS_ADDRESS, PARAMETER_SLOTS, core.address(stamps))
-        return stamps.tolist()
+        return [int(stamp) for stamp in stamps]
 
     def _tree(self, batch: Batch) -> dict[str, Any]:
         tree: dict[str, Any] = {}

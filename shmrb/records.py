@@ -53,7 +53,7 @@ class RecordReader:
         self.schema = schema
         self.cast = cast
         self.strides = [field.row_bytes for field in schema.fields]
-        self._columns = [_Column(field, cast) for field in schema.fields]
+        self._columns = [Column(field, cast) for field in schema.fields]
         self._tree = _tree_of(schema)
 
     def record(self, data: Any) -> Rows:
@@ -135,7 +135,7 @@ class RecordReader:
         )
 
 
-class _Column:
+class Column:
     """What one field accepts."""
 
     def __init__(self, field: Field, cast: str) -> None:

@@ -20,7 +20,7 @@ from shmrb.segment.entries import READY_STATE, open_directory
 from shmrb.segment.filesystem import NO_ROOM, check_room, no_room, unproven
 from shmrb.segment.layout import Declaration, Layout, Meta
 from shmrb.segment.mapping import Mapping, create_reserved
-from shmrb.spec import BufferSpec
+from shmrb.spec import BufferSpec, Priorities
 
 # Without a batch size the limiter's error buffer is chosen for this one.
 ASSUMED_BATCH = 256
@@ -161,6 +161,16 @@ def limiter_numbers(spec: BufferSpec) -> dict[str, int | float]:
     }
 
 
+def priority_numbers(priorities: Priorities) -> dict[str, int | float]:
+    """What the control block's priorities start with."""
+    return {
+        "alpha": priorities.alpha,
+        "beta": priorities.beta,
+        "eps": priorities.eps,
+        "within_buffer": int(priorities.max_priority_within_buffer),
+    }
+
+
 def _fill_versions(layout_: Layout, directory: int, where: str) -> None:
     region = layout_.regions["versions"]
     size = layout_.files[region.file]
@@ -196,9 +206,13 @@ def _write_control(meta: Meta, directory: int) -> None:
     for name, value in header.items():
         offset, size = fields[name]
         put(offset, size, value)
-    for name, number in limiter_numbers(spec).items():
-        offset, size = abi["LimiterBlock"]["fields"][name]
-        put(fields["limiter"][0] + offset, size, number)
+    blocks = {"limiter": ("LimiterBlock", limiter_numbers(spec))}
+    if spec.priorities is not None:
+        blocks["priorities"] = ("PriorityBlock", priority_numbers(spec.priorities))
+    for place, (block, numbers) in blocks.items():
+        for name, number in numbers.items():
+            offset, size = abi[block]["fields"][name]
+            put(fields[place][0] + offset, size, number)
     descriptor = os.open(names.CONTROL, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.pwrite(descriptor, raw, 0)
@@ -223,7 +237,11 @@ def _hold_all_slots_live(layout_: Layout, directory: int, where: str) -> None:
     start = layout_.regions["lanes"].offset
     descriptor = os.open(names.CONTROL, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
-        for name, number in (("head", capacity), ("holes", capacity), ("written_offset", -capacity)):
+        for name, number in (
+            ("head", capacity),
+            ("holes", capacity),
+            ("written_offset", -capacity),
+        ):
             offset, size = fields[name]
             os.pwrite(descriptor, number.to_bytes(size, "little", signed=True), start + offset)
     finally:
