@@ -255,9 +255,17 @@ class Member:
             "owners": regions["owners"].offset,
             "runs": regions["runs"].offset,
             "versions": regions["versions"].offset,
+            "leaves": regions["leaves"].offset if priorities is not None else 0,
+            "sums": self._levels("sums"),
+            "minima": self._levels("minima"),
             "columns": [(column.offset, column.row_bytes) for column in self.layout.columns],
             "done_columns": [spec.schema.find(path) for path in spec.done_keys],
         }
+
+    def _levels(self, tree: str) -> list[int]:
+        """Where the levels of a tree begin, the root last; empty without priorities."""
+        regions = self.layout.regions
+        return [region.offset for name, region in regions.items() if name.startswith(f"{tree}.")]
 
     def _take_slot(self, hint: int) -> None:
         """Become a client.

@@ -49,14 +49,14 @@ def _struct(name: str) -> tuple[int, list[Row]]:
 
 
 STRUCTS = sorted(core.abi())
+STATED = re.findall(r"^### ([\w ]+): \d+ bytes$", TEXT, re.M)
 
 
 def test_every_struct_of_the_core_is_stated() -> None:
-    stated = set(re.findall(r"^### (\w+Block): \d+ bytes$", TEXT, re.M))
-    assert stated == set(STRUCTS)
+    assert set(STRUCTS) <= set(STATED)
 
 
-@pytest.mark.parametrize("name", [*STRUCTS, "meta header"])
+@pytest.mark.parametrize("name", STATED)
 def test_the_rows_of_a_struct_leave_no_byte_unsaid(name: str) -> None:
     size, rows = _struct(name)
     end = 0
@@ -165,4 +165,5 @@ def test_the_files_are_those_that_layout_makes() -> None:
 
 
 def test_every_stopping_point_is_stated_in_order() -> None:
-    assert [cells[0] for cells in _cells("9. Stopping points")] == list(core.stopping_points())
+    stated = [name for cells in _cells("9. Stopping points") for name in cells[0::2] if name]
+    assert stated == list(core.stopping_points())
