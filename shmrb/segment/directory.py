@@ -36,6 +36,8 @@ from shmrb.spec import BufferSpec, MemmapStorage
 
 Exist = Literal["attach", "error", "replace"]
 
+# Seconds that closing a handle may wait for the administration lock.
+CLOSE_WAIT_S = 1.0
 # Names that an error lists.
 SHOWN_NAMES = 8
 
@@ -254,8 +256,11 @@ class Root:
         return tuple(taken)
 
     def reclaim_bounded(self, name: str) -> None:
-        """Remove this buffer if it was bounded and nobody is left."""
-        with self._lock():
+        """Remove this buffer if it was bounded and nobody is left.
+
+        Who closes a handle is not made to wait long for it: the next creation tries again.
+        """
+        with administration_lock(self.path, self.mode, min(self.lock_timeout, CLOSE_WAIT_S)):
             found = entries.look(self.path, name)
             if found.state is State.MISSING or not removal.is_abandoned(found):
                 return
