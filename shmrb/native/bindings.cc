@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <memory>
 
 #include "segment.h"
@@ -102,6 +103,17 @@ std::unique_ptr<Segment> make_segment(nb::dict g) {
     view.tree = PriorityTree(reinterpret_cast<uint64_t*>(prio + number("leaves")), std::move(sums), std::move(minima),
                              view.capacity);
   }
+  if (g.contains("starts")) {
+    std::vector<uint32_t*> levels;
+    std::vector<int64_t> widths;
+    for (auto& [offset, width] : nb::cast<std::vector<std::pair<uint64_t, int64_t>>>(g["starts"])) {
+      levels.push_back(reinterpret_cast<uint32_t*>(slots + offset));
+      widths.push_back(width);
+    }
+    view.starts = StartCounts(view.runs, std::move(levels), std::move(widths), view.lane_capacity);
+  }
+  if (g.contains("id_column")) view.id_column = nb::cast<int64_t>(g["id_column"]);
+  if (view.id_column >= static_cast<int64_t>(view.columns.size())) throw nb::value_error("geometry: no such id column");
   view.done_columns = nb::cast<std::vector<uint32_t>>(g["done_columns"]);
   for (uint32_t column : view.done_columns)
     if (column >= view.columns.size() || view.columns[column].row_bytes != 1)
@@ -156,6 +168,54 @@ nb::tuple sample_by_mass(Segment& s, Stream& stream, int64_t count, const Addres
     Batch batch{count, targets.data(), at<int64_t>(index), at<int64_t>(generation), at<int64_t>(version)};
     return sample_prioritized(view, stream.fork(), batch, at<float>(weights), cost, deadline(slice_ns));
   });
+}
+
+Unit unit_of(const std::vector<int64_t>& shape) {
+  return {shape[0], shape[1], shape[2], shape[3], static_cast<Boundary>(shape[4]), static_cast<Demand>(shape[5])};
+}
+
+bool unit_is_possible(const std::vector<int64_t>& shape) {
+  constexpr int64_t kLongest = int64_t{1} << 24;
+  return shape.size() == 6 && shape[0] >= 1 && shape[0] <= kLongest && shape[1] >= 0 && shape[1] <= kLongest &&
+         shape[2] >= 0 && shape[2] <= kLongest && shape[3] >= 1 && shape[3] <= kLongest && shape[4] >= 0 &&
+         shape[4] <= 2 && shape[5] >= 0 && shape[5] <= 2;
+}
+
+// `shape`: length, burn-in, bootstrap, dilation, boundary, demand. `kind`: AnchorKind, or -1 when `anchors` are given.
+nb::tuple windows(Segment& s, Stream& stream, int kind, int64_t count, const std::vector<int64_t>& shape,
+                  const Addresses& outputs, uint64_t anchors, uint64_t index, uint64_t generation, uint64_t valid,
+                  uint64_t weights, int64_t cost, int64_t slice_ns) {
+  return call(s, [&](const View& view) -> Outcome {
+    if (count < 1 || outputs.size() != view.columns.size() || !unit_is_possible(shape)) return {kCorrupt, 0, kNothing, 0, 0};
+    Unit unit = unit_of(shape);
+    int64_t rows = count * unit.records();
+    if (rows > UINT32_MAX) return {kCorrupt, 0, kNothing, 0, 0};
+    auto targets = pointers(outputs);
+    WindowBatch batch{{rows, targets.data(), at<int64_t>(index), at<int64_t>(generation), nullptr},
+                      count, at<int64_t>(anchors), at<uint8_t>(valid), at<float>(weights)};
+    if (kind < 0) {
+      for (int64_t i = 0; i < count; ++i)
+        if (!view.in_range(batch.anchors[i])) return {kCorrupt, i, kNothing, 0, 0};
+      return read_windows(view, unit, batch, deadline(slice_ns));
+    }
+    auto anchor_kind = static_cast<AnchorKind>(kind);
+    if (anchor_kind == AnchorKind::kByMass && (!view.has(kPriorities) || !view.acts())) return {kReadOnly, 0, kNothing, 0, 0};
+    if (kind >= 2 && view.starts.empty()) return {kCorrupt, 0, kNothing, 0, 0};
+    return sample_windows(view, stream.fork(), unit, anchor_kind, batch, cost, deadline(slice_ns));
+  });
+}
+
+// The runs of a lane as they stand, oldest first: (first ticket, records, number, ended). Voids and writes in flight cut.
+nb::list runs(Segment& s, uint32_t lane_index) {
+  nb::list result;
+  std::vector<std::array<int64_t, 4>> found;
+  {
+    nb::gil_scoped_release free;
+    Segment::Call counted(s);
+    if (counted && lane_index < s.view.lane_count) found = list_runs(s.view, lane_index);
+  }
+  for (auto& [ticket, records, number, ended] : found) result.append(nb::make_tuple(ticket, records, number, ended != 0));
+  return result;
 }
 
 nb::tuple update_priority_rows(Segment& s, uint64_t index, int64_t count, uint64_t generation, uint64_t priorities,
@@ -496,6 +556,9 @@ NB_MODULE(_native, m) {
            "slice_ns"_a)
       .def("sample_by_mass", &sample_by_mass, "rng"_a, "count"_a, "outputs"_a, "index"_a, "generation"_a, "weights"_a,
            "version"_a, "cost"_a, "slice_ns"_a)
+      .def("windows", &windows, "rng"_a, "kind"_a, "count"_a, "shape"_a, "outputs"_a, "anchors"_a, "index"_a,
+           "generation"_a, "valid"_a, "weights"_a, "cost"_a, "slice_ns"_a)
+      .def("runs", &runs, "lane"_a)
       .def("update_priority", &update_priority_rows, "index"_a, "count"_a, "generation"_a, "priorities"_a, "verdicts"_a,
            "slice_ns"_a)
       .def("priorities", &priorities)

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <string>
 
+#include "anchors.h"
 #include "lifecycle.h"
 
 namespace shmrb {

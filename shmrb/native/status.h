@@ -20,6 +20,7 @@ enum Status : int {
   kSystem = 11,      // a system call failed; `value` is its errno
   kRefused = 12,     // a value of the call is impossible; `value` is its row
   kNoMass = 13,      // there are records, and none has a positive priority mass
+  kNoWindow = 14,    // there are records, and no window of the asked shape fits anywhere
 };
 
 // What a call that returns kAgain waited for.

@@ -8,6 +8,7 @@
 #include "abi.h"
 #include "order.h"
 #include "ownership.h"
+#include "starts.h"
 #include "tree.h"
 
 namespace shmrb {
@@ -28,6 +29,8 @@ struct View {
   uint32_t* runs = nullptr;
   int64_t* versions = nullptr;
   PriorityTree tree;  // of buffers with priorities; touched under the control lock
+  StartCounts starts;  // changed under the lane's lock
+  int64_t id_column = -1;  // position of the trajectory id's column
   std::vector<Column> columns;
   std::vector<uint32_t> done_columns;  // one byte a row: non-zero ends the trajectory
   int64_t capacity = 0;

@@ -47,26 +47,45 @@ inline bool row_ends(const View& view, const Rows& rows, int64_t i) {
   return false;
 }
 
-// Gives each row its run. A writer goes on with the lane's open run only when the lane's last ticket is its own and did
-// not end; the number counter moves first, so a death in between can only skip numbers.
+// The row's trajectory id, hashed (FNV-1a) so that ids of any dtype and shape fit one word; 0 without an id field.
+inline uint64_t trajectory_of(const View& view, const Rows& rows, int64_t i) {
+  if (view.id_column < 0) return 0;
+  size_t bytes = view.columns[view.id_column].row_bytes;
+  const uint8_t* id = rows.columns[view.id_column] + i * bytes;
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (size_t k = 0; k < bytes; ++k) hash = (hash ^ id[k]) * 0x100000001b3ull;
+  return hash;
+}
+
+// Gives each row its run. A writer goes on with the lane's open run only when the lane's last ticket is its own, did not
+// end and bears the same trajectory id; the number counter moves first, so a death in between can only skip numbers.
 inline void stamp_runs(const View& view, LaneBlock& lane, int64_t first_slot, int64_t head, const Rows& rows,
                        uint32_t flags) {
   bool goes_on = lane.last_writer == view.token && !lane.run_ended && head > order::peek(&lane.floor);
   uint32_t number = lane.open_run;
   uint32_t next = lane.next_run;
+  uint64_t trajectory = lane.open_trajectory;
   bool ended = false;
   for (int64_t i = 0; i < rows.count; ++i) {
     uint32_t run = 0;
-    if (!goes_on) {
+    uint64_t id = trajectory_of(view, rows, i);
+    if (!goes_on || id != trajectory) {
       number = next;
       next = (next + 1) & kRunNumberMask;
       run |= kRunFirst;
     }
+    trajectory = id;
     ended = row_ends(view, rows, i) || ((flags & kEndTrajectory) && i == rows.count - 1);
     if (ended) run |= kRunLast;
     order::put(&view.runs[first_slot + (head + i) % view.lane_capacity], run | number);
     goes_on = !ended;
   }
+  int64_t position = head % view.lane_capacity;
+  auto number_of_lane = static_cast<uint32_t>(&lane - view.lanes);
+  int64_t before_wrap = view.lane_capacity - position < rows.count ? view.lane_capacity - position : rows.count;
+  view.starts.recount(number_of_lane, position, before_wrap);
+  if (before_wrap < rows.count) view.starts.recount(number_of_lane, 0, rows.count - before_wrap);
+  order::put(&lane.open_trajectory, trajectory);
   order::put(&lane.next_run, next);
   order::put(&lane.last_writer, view.token);
   order::put(&lane.open_run, number);
