@@ -6,6 +6,7 @@ column as it is takes the short way, a few comparisons and one copy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -71,6 +72,13 @@ class Chunk:
             above, {part: self.place(group, (*above, part)) for part, group in groups.items()}
         )
 
+    def reals(self, fields: Sequence[Field], path: Path) -> Place:
+        """A place that takes any real number, if the field is one of floating-point element."""
+        values = self._arrays[path] if fields[0].path == path else None
+        if values is None or values.size != self.size or values.dtype.kind != "f":
+            return self.place(fields, path)
+        return _Real(path[-1], values.reshape(self.size))
+
     def numbers(self, path: Path) -> Array:
         """The values of a field of one element, [size]: for who checks them himself."""
         return self._arrays[path].reshape(self.size)
@@ -131,6 +139,33 @@ class _Number:
         return column.array(value, ()).reshape(())
 
 
+class _Real:
+    """A field of one floating-point element: any real number that it can represent."""
+
+    def __init__(self, name: str, values: Array) -> None:
+        self._name = name
+        self._values = values
+        self._most = float(np.finfo(values.dtype).max)
+
+    def put(self, row: int, value: Any) -> None:
+        if type(value) is not float:
+            value = self._number(value)
+        if not -self._most <= value <= self._most and math.isfinite(value):
+            raise RecordError(
+                f"{self._name}: {value!r} cannot be represented as {self._values.dtype}."
+            )
+        self._values[row] = value
+
+    def holds(self, row: int, value: Any) -> bool:
+        return bool(self._values[row] == self._number(value))
+
+    def _number(self, value: Any) -> float:
+        array = np.asarray(value)
+        if array.size == 1 and array.dtype.kind in "biuf":
+            return float(array.reshape(()))
+        raise RecordError(f"{self._name}: expected one real number, got {value!r}.")
+
+
 class _Branch:
     """Fields below one name."""
 
@@ -149,8 +184,8 @@ class _Branch:
 
     def _check(self, value: Any) -> None:
         expected = self._places.keys()
-        keys = set(value.keys()) if is_mapping(value) else None
-        if keys == expected:
+        keys: set[Any] | None = set(value.keys()) if is_mapping(value) else None
+        if keys is not None and not keys ^ expected:
             return
         names = ", ".join(map(repr, expected)) or "nothing more"
         if keys is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -137,7 +136,7 @@ class Producer:
         self._put_observation = self._observation.put
         self._put_action = self._action.put
         self._put_next = self._next_observation.put
-        self._put_reward = _reward_place(schema, chunk).put
+        self._put_reward = chunk.reals(_below(schema, REWARD), REWARD).put
         self._terminated, self._truncated, self._done = (
             _flags(schema, chunk, path) for path in (TERMINATED, TRUNCATED, DONE)
         )
@@ -304,38 +303,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-class _Reward:
-    """A reward of one floating-point element: any real number that the column can represent."""
-
-    def __init__(self, values: Any) -> None:
-        self._values = values
-        self._most = float(np.finfo(values.dtype).max)
-
-    def put(self, row: int, value: Any) -> None:
-        if type(value) is not float:
-            value = self._number(value)
-        if not -self._most <= value <= self._most and math.isfinite(value):
-            raise RecordError(f"reward: {value!r} cannot be represented as {self._values.dtype}.")
-        self._values[row] = value
-
-    def holds(self, row: int, value: Any) -> bool:
-        return bool(self._values[row] == self._number(value))
-
-    def _number(self, value: Any) -> float:
-        array = np.asarray(value)
-        if array.size == 1 and array.dtype.kind in "biuf":
-            return float(array.reshape(()))
-        raise RecordError(f"reward: expected one real number, got {value!r}.")
-
-
-def _reward_place(schema: Schema, chunk: Chunk) -> Place:
-    fields = _below(schema, REWARD)
-    values = chunk.numbers(REWARD) if fields[0].shape in ((), (1,)) else None
-    if values is not None and values.dtype.kind == "f":
-        return _Reward(values)
-    return chunk.place(fields, REWARD)
 
 
 def _flags(schema: Schema, chunk: Chunk, path: Path) -> Any:

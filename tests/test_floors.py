@@ -48,6 +48,7 @@ FLOORS = {
     "shmrb.producer": 5,
     "shmrb.records": 5,
     "shmrb.transforms": 5,
+    "shmrb.trees": 5,
     "shmrb.views": 5,
     "shmrb.waiting": 5,
     "shmrb": 6,
