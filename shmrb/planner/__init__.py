@@ -1,1 +1,4 @@
-"""Which slots? Decides from counters and windows; touches no payload, never opens, maps, waits or copies (floor F4)."""
+"""Which slots? Decides from counters and windows, touches no payload (floor F4).
+
+Never opens, maps, waits or copies.
+"""

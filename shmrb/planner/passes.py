@@ -58,4 +58,6 @@ class Pass:
     def _start(self, slots: Slots, seed: int) -> None:
         self._known = len(slots)
         self._next = 0
-        self._order = np.random.default_rng(seed).permutation(slots) if self.sampler.shuffle else slots
+        self._order = (
+            np.random.default_rng(seed).permutation(slots) if self.sampler.shuffle else slots
+        )

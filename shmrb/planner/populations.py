@@ -17,9 +17,7 @@ def windows(segment: Segment, lane_capacity: int) -> list[int]:
 
     They lie in its first positions: `empty` moves a lane's floor to a multiple of its capacity.
     """
-    return [
-        max(0, min(lane_capacity, lane["head"] - lane["floor"])) for lane in _lanes(segment)
-    ]
+    return [max(0, min(lane_capacity, lane["head"] - lane["floor"])) for lane in _lanes(segment)]
 
 
 def live_slots(segment: Segment, lane_capacity: int) -> Slots:

@@ -1,4 +1,4 @@
-"""What a segment says about itself, as results (floor F3): a look without a lock, for people and for errors."""
+"""What a segment says about itself, as results: a look without a lock (floor F3)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ WAITS = {label.value: label.name.lower() for label in core.WaitLabel}
 
 def clients(segment: core.Segment) -> tuple[ClientInfo, ...]:
     """Clients whose entry is in use; the dead among them are not recovered yet."""
-    return tuple(_client(row) for row in segment.clients())
+    rows: list[dict[str, Any]] = segment.clients()
+    return tuple(map(_client, rows))
 
 
 def client(segment: core.Segment, token: int) -> ClientInfo | None:
