@@ -69,8 +69,8 @@ def serve(
     raise typer.Exit(serve_until_stopped(flags))
 
 
-@app.command()
-def selftest() -> None:
+@app.command(name="selftest")
+def run_selftest() -> None:
     """Check on this machine that processes share records and survive each other's death."""
     from shmrb.cli.selftest import run
 

@@ -13,7 +13,7 @@ import typer
 from shmrb import opening
 from shmrb.buffer import ReplayBuffer, attach
 from shmrb.cli import tables
-from shmrb.cli.target import find_target
+from shmrb.cli.target import target_of
 from shmrb.description import Path as FieldPath
 from shmrb.errors import SpecError
 from shmrb.fields import show_path
@@ -64,13 +64,13 @@ def create(
         batch_size=batch_size,
         limiter=_limiter(min_size, samples_per_insert),
     )
-    target = find_target(socket)
-    root = Root(target.roots[0])
     exist: Exist = "replace" if replace else "attach"
-    if target.client is not None:
-        target.client.create_described(name, spec, exist=exist)
-    else:
-        root.create(spec, name, exist=exist)
+    with target_of(socket) as target:
+        root = Root(target.roots[0])
+        if target.client is not None:
+            target.client.create_described(name, spec, exist=exist)
+        else:
+            root.create(spec, name, exist=exist)
     _print([made for made in survey.survey(root, name) if made.name == name], as_json)
 
 
@@ -80,11 +80,9 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List buffers."""
-    found = [
-        summary
-        for root in find_target(socket).roots
-        for summary in survey.survey(Root(root), prefix)
-    ]
+    with target_of(socket) as target:
+        roots = target.roots
+    found = [summary for root in roots for summary in survey.survey(Root(root), prefix)]
     _print(found, as_json)
 
 
@@ -95,7 +93,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a buffer: fields, lanes, who is attached, and records."""
-    root = find_target(socket).root_of(name)
+    with target_of(socket) as target:
+        root = target.root_of(name)
     entry = root.require(name)
     assert entry.spec is not None
     found = survey.stats(root, name)
@@ -133,20 +132,12 @@ def stats(
     as_json: Json = False,
 ) -> None:
     """Show counters: a line a buffer, or all about one."""
-    target = find_target(socket)
+    with target_of(socket) as target:
+        roots = list(map(Root, target.roots)) if name is None else [target.root_of(name)]
     if name is None:
-        found = [
-            survey.stats(Root(root), entry.name)
-            for root in target.roots
-            for entry in Root(root).list()
-            if entry.state in (State.READY, State.DECLARED)
-        ]
-        if as_json:
-            print(json.dumps([one.to_json() for one in found]))
-        else:
-            tables.show(tables.totals(found))
+        _print_totals(roots, as_json)
         return
-    one = survey.stats(target.root_of(name), name)
+    one = survey.stats(roots[0], name)
     if as_json:
         print(json.dumps(one.to_json()))
         return
@@ -167,13 +158,13 @@ def drop(
     socket: Socket = None,
 ) -> None:
     """Drop a buffer: its name goes, its memory is freed."""
-    target = find_target(socket)
-    root = target.root_of(name)
-    client = target.client_for(root)
-    if client is not None:
-        client.drop(name, force=force)
-    else:
-        root.drop(name, force=force)
+    with target_of(socket) as target:
+        root = target.root_of(name)
+        client = target.client_for(root)
+        if client is not None:
+            client.drop(name, force=force)
+        else:
+            root.drop(name, force=force)
 
 
 def _schema(like_env: str | None, file: Path | None) -> Schema | None:
@@ -202,6 +193,19 @@ def _print(found: list[survey.BufferSummary], as_json: bool) -> None:
         print(json.dumps([summary.to_json() for summary in found]))
     else:
         tables.show(tables.listing(found))
+
+
+def _print_totals(roots: list[Root], as_json: bool) -> None:
+    found = [
+        survey.stats(root, entry.name)
+        for root in roots
+        for entry in root.list()
+        if entry.state in (State.READY, State.DECLARED)
+    ]
+    if as_json:
+        print(json.dumps([one.to_json() for one in found]))
+    else:
+        tables.show(tables.totals(found))
 
 
 def _newest(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shmrb.errors import (
     AlreadyExistsError,
+    AttachError,
     CapacityError,
     CorruptionError,
     DaemonError,
@@ -11,6 +12,7 @@ from shmrb.errors import (
     FileSystemError,
     FormatMismatchError,
     NoSuchBufferError,
+    NotReadyError,
     PermissionDeniedError,
     ShmrbError,
     SpecError,
@@ -32,7 +34,7 @@ MEANINGS = {
     FAILED: "a check failed, or another error",
     USAGE: "wrong command line or description",
     NO_SUCH_BUFFER: "no buffer has this name",
-    TAKEN: "the name, the root or the socket is taken, or the buffer still has members",
+    TAKEN: "the name, the root or the socket is taken, or the buffer is in use",
     NO_DAEMON: "no daemon answers, or it failed",
     TIMED_OUT: "a deadline passed",
     NO_ROOM: "no room for the buffer",
@@ -52,6 +54,9 @@ _CODES: tuple[tuple[type[ShmrbError], int], ...] = (
     (FormatMismatchError, UNREADABLE),
     (CorruptionError, UNREADABLE),
     (FileSystemError, UNREADABLE),
+    (NotReadyError, FAILED),
+    # Whatever else keeps a buffer from being attached or dropped: its members.
+    (AttachError, TAKEN),
 )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shmrb import attachment
@@ -38,7 +40,8 @@ class Target:
         return self.client if root.path == self.roots[0] else None
 
 
-def find_target(socket: str | None) -> Target:
+@contextmanager
+def target_of(socket: str | None) -> Iterator[Target]:
     """The daemon at `socket`, or whatever this user's surroundings name.
 
     A root in $SHMRB_ROOT is acted on alone, through the daemon only if that is the one it serves.
@@ -48,12 +51,12 @@ def find_target(socket: str | None) -> Target:
     """
     client = connect(socket) if socket is not None else _client_if_any()
     if client is None:
-        return Target(names.search_roots(), None)
-    reported = client.ping().root
-    if socket is not None:
-        return Target([reported], client)
-    roots = names.search_roots(reported=reported)
-    return Target(roots, client if roots[0] == reported else None)
+        yield Target(names.search_roots(), None)
+        return
+    with client:
+        reported = client.ping().root
+        roots = [reported] if socket is not None else names.search_roots(reported=reported)
+        yield Target(roots, client if roots[0] == reported else None)
 
 
 def _client_if_any() -> Client | None:
