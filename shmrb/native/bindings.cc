@@ -257,13 +257,22 @@ nb::tuple read_rows(Segment& s, uint64_t index, int64_t count, const Addresses& 
 
 nb::tuple update_rows(Segment& s, uint64_t index, int64_t count, uint64_t generation, std::vector<uint32_t> columns,
                       const Addresses& values, uint64_t versions, bool require_newer, uint64_t verdicts,
-                      int64_t slice_ns) {
+                      int64_t slice_ns, int64_t version_column, uint32_t version_kind) {
   return write_call(s, [&](const View& view) -> Outcome {
     for (uint32_t column : columns)
       if (column >= view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
     if (count < 0 || count > UINT32_MAX || columns.size() != values.size()) return {kCorrupt, 0, kNothing, 0, 0};
+    Versions compared;
+    if (versions && version_column < 0) {
+      compared = {at<const uint8_t>(versions), reinterpret_cast<uint8_t*>(view.versions), 8, kSignedVersion};
+    } else if (versions) {
+      if (version_column >= static_cast<int64_t>(view.columns.size())) return {kCorrupt, 0, kNothing, 0, 0};
+      const Column& column = view.columns[version_column];
+      if (!version_fits(version_kind, column.row_bytes)) return {kCorrupt, 0, kNothing, 0, 0};
+      compared = {at<const uint8_t>(versions), column.base, column.row_bytes, static_cast<VersionKind>(version_kind)};
+    }
     Patch patch{count, at<const int64_t>(index), at<const int64_t>(generation), std::move(columns), {},
-                at<const int64_t>(versions), require_newer, at<uint8_t>(verdicts)};
+                compared, require_newer, at<uint8_t>(verdicts)};
     for (uint64_t value : values) patch.values.push_back(at<const uint8_t>(value));
     return update(view, patch, deadline(slice_ns));
   });
@@ -576,7 +585,7 @@ NB_MODULE(_native, m) {
       .def("read", &read_rows, "index"_a, "count"_a, "outputs"_a, "generation"_a, "version"_a, "cost"_a,
            "slice_ns"_a)
       .def("update", &update_rows, "index"_a, "count"_a, "generation"_a, "columns"_a, "values"_a, "versions"_a,
-           "require_newer"_a, "verdicts"_a, "slice_ns"_a)
+           "require_newer"_a, "verdicts"_a, "slice_ns"_a, "version_column"_a = -1, "version_kind"_a = 0)
       .def("empty", [](Segment& s, bool reset, int64_t slice_ns) {
         return change_call(s, [&](const View& view) { return empty(view, reset, deadline(slice_ns)); });
       }, "reset_write_count"_a, "slice_ns"_a)

@@ -27,33 +27,36 @@ inline uint32_t resolve_busy(const View& view, int64_t slot) {
   return 0;
 }
 
-// REQUIRES: the control lock is held. Draws all pending rows; those that found no whole record stay in `failed`.
+// REQUIRES: the control lock is held. Draws all pending rows; those that found no whole record stay in `failed`. value and
+// who: a slot in the way and its living owner.
 inline Outcome draw_by_mass(const View& view, Random& random, const Batch& batch, Scratch& scratch, double* masses,
                             float* least, std::vector<uint32_t>& failed) {
-  settle_holes(view, true);
-  double total = view.tree.total();
-  if (!(total > 0)) return {live_records(view) > 0 ? kNoMass : kEmpty, 0, kNothing, 0, 0};
-  *least = view.tree.least();
+  Outcome drawn;
   std::vector<double> targets;
   std::vector<int64_t> slots;
-  std::vector<uint32_t> open = scratch.pending;
-  uint32_t in_the_way = 0;
-  for (int round = 0; round < kRoundsUnderLock && !open.empty(); ++round) {
-    targets.resize(open.size());
-    slots.resize(open.size());
+  failed = scratch.pending;
+  for (int round = 0; round < kRoundsUnderLock && !failed.empty(); ++round) {
+    settle_holes(view, true);  // a record that died, in the last round too, loses its mass first
+    double total = view.tree.total();
+    if (!(total > 0)) return {live_records(view) > 0 ? kNoMass : kEmpty, 0, kNothing, 0, 0};
+    *least = view.tree.least();
+    targets.resize(failed.size());
+    slots.resize(failed.size());
     for (double& target : targets) target = random.unit() * total;
-    view.tree.locate(targets.data(), static_cast<int64_t>(open.size()), slots.data());
-    failed.clear();
-    for (size_t k = 0; k < open.size(); ++k) {
-      batch.index[open[k]] = slots[k];
-      if (accept_draw(view, batch, scratch, open[k], masses)) continue;
-      in_the_way = resolve_busy(view, slots[k]);
-      failed.push_back(open[k]);
+    view.tree.locate(targets.data(), static_cast<int64_t>(targets.size()), slots.data());
+    for (int64_t slot : slots) __builtin_prefetch(&view.words[slot]);
+    size_t open = 0;
+    for (size_t k = 0; k < failed.size(); ++k) {
+      uint32_t row = failed[k];
+      batch.index[row] = slots[k];
+      if (accept_draw(view, batch, scratch, row, masses)) continue;
+      drawn.value = slots[k];
+      drawn.who = resolve_busy(view, slots[k]);
+      failed[open++] = row;
     }
-    open = failed;
+    failed.resize(open);
   }
-  failed = open;
-  return {kOk, failed.empty() ? 0 : batch.index[failed[0]], kNothing, in_the_way, 0};
+  return drawn;
 }
 
 // Draws with probability mass / sum of masses. `weights`: (mass / least mass) ^ -beta, at most 1.
@@ -90,7 +93,7 @@ inline Outcome draw_prioritized(const View& view, Random& random, const Batch& b
     redraws += static_cast<int64_t>(scratch.pending.size());
     if (scratch.pending.empty()) break;
     if (monotonic_ns() >= deadline_ns) return blocked_on(kSlotOwner, drawn.who);
-    if (!failed.empty()) nap.rest(view, drawn.value, drawn.who, deadline_ns);
+    if (drawn.who != 0) nap.rest(view, drawn.value, drawn.who, deadline_ns);
   }
   double beta = order::peek_value(&priorities_of(view).beta);
   for (int64_t row = 0; row < batch.count; ++row) {
@@ -115,55 +118,84 @@ inline Outcome sample_prioritized(const View& view, Random random, const Batch& 
   return drawn;
 }
 
+// Whether the slot holds a record that a handle can name. A first write in flight already bears its own generation.
+inline bool holds_record(const View& view, int64_t slot, uint64_t word) {
+  bool written = word_generation(word) != 0 && !word_void(word) && !(word_busy(word) && word_revision(word) == 0);
+  return written && ticket_is_live(view, slot);
+}
+
+// The leaves that these priorities give, or the first row that is impossible. -1: none is.
+inline int64_t make_leaves(const PriorityBlock& block, int64_t count, const float* raw, std::vector<Leaf>& leaves) {
+  leaves.resize(count);
+  for (int64_t i = 0; i < count; ++i) {
+    leaves[i] = {raw[i], mass_of(block, raw[i])};
+    if (!is_possible(leaves[i])) return i;
+  }
+  return -1;
+}
+
 // New priorities for records. `generation` null: whatever record is live. Rows whose record is gone are stale; of several
 // rows for one record the last counts. value: rows updated, or with kRefused the first impossible row.
 inline Outcome update_priorities(const View& view, int64_t count, const int64_t* index, const int64_t* generation,
                                  const float* raw, uint8_t* verdicts, int64_t deadline_ns) {
   if (!view.has(kPriorities)) return {kCorrupt, 0, kNothing, 0, 0};
-  for (int64_t i = 0; i < count; ++i) {
-    if (priority_is_possible(priorities_of(view), raw[i])) continue;
+  const PriorityBlock& block = priorities_of(view);
+  std::vector<Leaf> leaves;
+  double alpha = order::peek_value(&block.alpha);
+  int64_t impossible = make_leaves(block, count, raw, leaves);  // powers are slow: before the lock
+  if (impossible >= 0) {
     view.count(kRefusedPriorities, 1);
-    return {kRefused, i, kNothing, 0, 0};
+    return {kRefused, impossible, kNothing, 0, 0};
   }
   Held held(view, view.control->control_lock, deadline_ns);
   if (!held) return blocked_on(kControlLock, held.who());
   if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+  if (alpha != order::peek_value(&block.alpha)) {
+    impossible = make_leaves(block, count, raw, leaves);
+    if (impossible >= 0) return {kRefused, impossible, kNothing, 0, 0};
+  }
+  for (int64_t i = 0; i < count; ++i)
+    if (view.in_range(index[i])) __builtin_prefetch(&view.words[index[i]]);
   std::vector<int64_t> slots;
-  std::vector<float> values;
+  slots.reserve(count);
   for (int64_t i = 0; i < count; ++i) {
     int64_t slot = index[i];
     verdicts[i] = kStale;
     if (!view.in_range(slot)) continue;
     uint64_t word = order::observe(&view.words[slot]);
-    bool written = word_generation(word) != 0 && !word_void(word) && ticket_is_live(view, slot);
-    // A first write in flight already bears its own generation; nobody can have its handle yet.
-    bool current = written && (!generation || (generation[i] >= 0 && static_cast<uint64_t>(generation[i]) + 1 == word_generation(word)));
-    if (!current || (word_busy(word) && word_revision(word) == 0)) continue;
+    auto stamp = static_cast<int64_t>(word_generation(word)) - 1;
+    if (!holds_record(view, slot, word) || (generation && generation[i] != stamp)) continue;
     verdicts[i] = kUpdated;
+    leaves[slots.size()] = leaves[i];
     slots.push_back(slot);
-    values.push_back(raw[i]);
   }
   auto updated = static_cast<int64_t>(slots.size());
-  if (updated > 0) set_priorities(view, slots, values);
+  if (updated > 0) set_priorities(view, slots, leaves);
   held.let_go();
   if (generation) {
     view.count(kRowsUpdated, updated);
     view.count(kStaleRows, count - updated);
+  } else {
+    view.count(kUncheckedRows, count);
   }
   return {kOk, updated, kNothing, 0, 0};
 }
 
-// beta for every later draw; another alpha changes every mass.
+// beta for every later draw; another alpha changes every mass. kRefused: some record's mass would not be finite.
 inline Outcome set_exponents(const View& view, double alpha, double beta, int64_t deadline_ns) {
   if (!view.has(kPriorities)) return {kCorrupt, 0, kNothing, 0, 0};
   Held held(view, view.control->control_lock, deadline_ns);
   if (!held) return blocked_on(kControlLock, held.who());
   PriorityBlock& block = priorities_of(view);
+  if (alpha != order::peek_value(&block.alpha)) {
+    float greatest = default_priority(block);  // no record has more
+    if (!is_possible({greatest, mass_of(greatest, order::peek_value(&block.eps), alpha)}))
+      return {kRefused, 0, kNothing, 0, 0};
+    Disagreeing disagreeing(view);
+    order::put_value(&block.alpha, alpha);
+    rebuild_tree(view);
+  }
   order::put_value(&block.beta, beta);
-  if (alpha == order::peek_value(&block.alpha)) return {};
-  Disagreeing disagreeing(view);
-  order::put_value(&block.alpha, alpha);
-  rebuild_tree(view);
   return {};
 }
 

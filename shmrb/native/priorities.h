@@ -12,13 +12,18 @@ namespace shmrb {
 inline PriorityBlock& priorities_of(const View& view) { return view.control->priorities; }
 
 // mass = (raw + eps) ^ alpha; 0 ^ 0 is 1, so that alpha 0 draws every record alike.
-inline float mass_of(const PriorityBlock& block, float raw) {
-  return static_cast<float>(std::pow(static_cast<double>(raw) + order::peek_value(&block.eps),
-                                     order::peek_value(&block.alpha)));
+inline float mass_of(float raw, double eps, double alpha) {
+  return static_cast<float>(std::pow(static_cast<double>(raw) + eps, alpha));
 }
 
+inline float mass_of(const PriorityBlock& block, float raw) {
+  return mass_of(raw, order::peek_value(&block.eps), order::peek_value(&block.alpha));
+}
+
+inline bool is_possible(Leaf leaf) { return std::isfinite(leaf.raw) && leaf.raw >= 0 && std::isfinite(leaf.mass); }
+
 inline bool priority_is_possible(const PriorityBlock& block, float raw) {
-  return std::isfinite(raw) && raw >= 0 && std::isfinite(mass_of(block, raw));
+  return is_possible({raw, mass_of(block, raw)});
 }
 
 // What a record without a priority of its own enters with: the greatest seen, 1 before there is one.
@@ -63,9 +68,16 @@ class Disagreeing {
 
 inline void clear_leaf(const View& view, int64_t slot) { view.tree.set_leaf(slot, {0, 0}); }
 
+// Is `slot` one of `count` slots of a lane from `position` on?
+inline bool overwrites(const View& view, int64_t slot, int64_t first_slot, int64_t position, int64_t count) {
+  if (!view.in_range(slot) || view.lane_of(slot) != view.lane_of(first_slot)) return false;
+  int64_t ahead = slot - first_slot - position;
+  return (ahead < 0 ? ahead + view.lane_capacity : ahead) < count;
+}
+
 // Every mass anew from its raw priority; slots without a live record have none.
 inline void rebuild_tree(const View& view) {
-  const PriorityBlock& block = priorities_of(view);
+  PriorityBlock& block = priorities_of(view);
   for (int64_t slot = 0; slot < view.capacity; ++slot) {
     uint64_t word = order::observe(&view.words[slot]);
     bool counts = word_generation(word) != 0 && !word_void(word) && ticket_is_live(view, slot);
@@ -74,6 +86,7 @@ inline void rebuild_tree(const View& view) {
     view.tree.set_leaf(slot, counts ? Leaf{raw, mass_of(block, raw)} : Leaf{0, 0});
   }
   view.tree.settle_all();
+  if (order::peek(&block.within_buffer)) find_greatest(view);
 }
 
 inline void empty_tree(const View& view) {
@@ -82,25 +95,26 @@ inline void empty_tree(const View& view) {
   order::put_value(&priorities_of(view).max_priority, 0.0);
 }
 
-// Leaves of new records in a lane, from `position` on. `raw` null: the default for all.
+// Leaves of new records in a lane, from `position` on. `raw` null: the default for all, which is then the greatest seen,
+// as if it had been given.
 inline void enter_leaves(const View& view, int64_t first_slot, int64_t position, int64_t count, const float* raw) {
   PriorityBlock& block = priorities_of(view);
+  auto slot_of = [&](int64_t i) { return first_slot + (position + i) % view.lane_capacity; };
+  if (order::peek(&block.within_buffer) && overwrites(view, order::peek(&block.max_slot), first_slot, position, count)) {
+    for (int64_t i = 0; i < count; ++i) clear_leaf(view, slot_of(i));  // what is replaced counts no more
+    find_greatest(view);
+  }
   float common = default_priority(block);
   float common_mass = mass_of(block, common);
-  bool greatest_gone = false;
   for (int64_t i = 0; i < count; ++i) {
-    int64_t slot = first_slot + (position + i) % view.lane_capacity;
-    greatest_gone |= slot == order::peek(&block.max_slot);
-    view.tree.set_leaf(slot, raw ? Leaf{raw[i], mass_of(block, raw[i])} : Leaf{common, common_mass});
+    Leaf leaf = raw ? Leaf{raw[i], mass_of(block, raw[i])} : Leaf{common, common_mass};
+    view.tree.set_leaf(slot_of(i), leaf);
+    if (raw || i == count - 1) note_greatest(block, slot_of(i), leaf.raw);
     if (i == 0) stopping::at(stopping::kMidLeaves);
   }
   int64_t before_wrap = std::min(count, view.lane_capacity - position);
   view.tree.settle_range(first_slot + position, before_wrap);
-  stopping::at(stopping::kMidTree);
   if (before_wrap < count) view.tree.settle_range(first_slot, count - before_wrap);
-  if (order::peek(&block.within_buffer) && greatest_gone) return find_greatest(view);
-  for (int64_t i = 0; raw && i < count; ++i)
-    note_greatest(block, first_slot + (position + i) % view.lane_capacity, raw[i]);
 }
 
 // Takes the mass of these slots away.
@@ -117,15 +131,16 @@ inline void clear_leaves(const View& view, std::vector<int64_t>& slots) {
   if (order::peek(&priorities_of(view).within_buffer) && greatest_gone) find_greatest(view);
 }
 
-// Sets leaves; of several rows for one slot the last counts. `slots` and `raw` have the same length.
-inline void set_priorities(const View& view, std::vector<int64_t>& slots, const std::vector<float>& raw) {
+// Sets leaves; of several rows for one slot the last counts. `slots` and `leaves` have the same length.
+inline void set_priorities(const View& view, std::vector<int64_t>& slots, const std::vector<Leaf>& leaves) {
   PriorityBlock& block = priorities_of(view);
   Disagreeing disagreeing(view);
   bool greatest_shrunk = false;
   for (size_t i = 0; i < slots.size(); ++i) {
-    greatest_shrunk |= slots[i] == order::peek(&block.max_slot) && raw[i] < order::peek_value(&block.max_priority);
-    view.tree.set_leaf(slots[i], {raw[i], mass_of(block, raw[i])});
-    note_greatest(block, slots[i], raw[i]);
+    float raw = leaves[i].raw;
+    greatest_shrunk |= slots[i] == order::peek(&block.max_slot) && raw < order::peek_value(&block.max_priority);
+    view.tree.set_leaf(slots[i], leaves[i]);
+    note_greatest(block, slots[i], raw);
     if (i == 0) stopping::at(stopping::kMidLeaves);
   }
   std::sort(slots.begin(), slots.end());

@@ -62,6 +62,7 @@ class PriorityTree {
       from /= kFanOut;
       to /= kFanOut;
       for (int64_t node = from; node <= to; ++node) recompute(level, node);
+      if (level == 0) stopping::at(stopping::kMidTree);
     }
   }
 

@@ -8,20 +8,36 @@
 #include <vector>
 
 #include "read.h"
+#include "versions.h"
 
 namespace shmrb {
 
 enum RowVerdict : uint8_t { kStale = 0, kUpdated = 1, kVersionRejected = 2 };
 
+// The versions that come with a patch, and where the stored ones lie.
+struct Versions {
+  const uint8_t* rows = nullptr;  // null: the versions are left alone
+  uint8_t* stored = nullptr;
+  size_t bytes = 0;
+  VersionKind kind = kSignedVersion;
+
+  explicit operator bool() const { return rows; }
+  VersionKey of_row(uint32_t row) const { return version_key(rows + row * bytes, bytes, kind); }
+  VersionKey of_slot(int64_t slot) const { return version_key(stored + slot * bytes, bytes, kind); }
+  void store(uint32_t row, int64_t slot) const {
+    order::copy_payload(stored + slot * bytes, rows + row * bytes, bytes);
+  }
+};
+
 // `columns[k]` is the position of a schema column, `values[k]` its new rows. `generation` null: whatever record is live
-// (setters). `versions` null: the version is left alone.
+// (setters).
 struct Patch {
   int64_t count;
   const int64_t* index;
   const int64_t* generation;
   std::vector<uint32_t> columns;
   std::vector<const uint8_t*> values;
-  const int64_t* versions;
+  Versions versions;
   bool require_newer;
   uint8_t* verdicts;
 };
@@ -58,12 +74,20 @@ inline void write_in_place(const View& view, const Patch& patch, uint32_t row, i
                           column.row_bytes);
     if (k == 0) stopping::at(stopping::kUpdateMidPayload);
   }
-  if (patch.versions) order::put(&view.versions[slot], patch.versions[row]);
+  if (patch.versions) patch.versions.store(row, slot);
   stopping::at(stopping::kUpdateBeforeCommit);
   order::publish(&view.words[slot], changed);
 }
 
-// REQUIRES: the slot is claimed. `rows` are the call's rows for this slot, in input order.
+// Whether a row's version beats the stored one.
+inline bool is_newer(const Patch& patch, uint32_t row, int64_t slot) {
+  VersionKey incoming = patch.versions.of_row(row), stored = patch.versions.of_slot(slot);
+  if (!incoming.comparable || !stored.comparable) return false;
+  return patch.require_newer ? incoming.order > stored.order : incoming.order >= stored.order;
+}
+
+// REQUIRES: the slot is claimed. `rows` are the call's rows for this slot, in input order. Of those whose handle is current
+// the one with the highest version wins, the last one among equals; without versions the last.
 inline void update_slot(const View& view, const Patch& patch, const uint32_t* rows, size_t count, int64_t slot) {
   uint64_t word = order::peek(&view.words[slot]);
   bool live = word_whole(word) && ticket_is_live(view, slot);
@@ -74,18 +98,12 @@ inline void update_slot(const View& view, const Patch& patch, const uint32_t* ro
     uint32_t row = rows[i];
     bool current = live && (!patch.generation || patch.generation[row] == stamp);
     patch.verdicts[row] = current ? (patch.versions ? kVersionRejected : kUpdated) : kStale;
-    // Highest version, the last row among equals; without versions the last row.
-    if (current && (!found || !patch.versions || patch.versions[row] >= patch.versions[winner])) {
+    if (!current) continue;
+    if (!found || !patch.versions || patch.versions.of_row(row).order >= patch.versions.of_row(winner).order)
       winner = row;
-      found = true;
-    }
+    found = true;
   }
-  if (!found) return;
-  if (patch.versions) {
-    int64_t stored = order::peek(&view.versions[slot]);
-    bool newer = patch.require_newer ? patch.versions[winner] > stored : patch.versions[winner] >= stored;
-    if (!newer) return;
-  }
+  if (!found || (patch.versions && !is_newer(patch, winner, slot))) return;
   patch.verdicts[winner] = kUpdated;
   write_in_place(view, patch, winner, slot, word);
 }
