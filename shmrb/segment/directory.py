@@ -64,8 +64,8 @@ class Root:
     Args:
         path: of the root; made at the first creation.
         mode: permissions of new files, 0o600 or 0o660 for a group; directories get the matching
-            search bits. Set whatever the umask. None: as the root's own directory grants them to
-            user and group, 0o600 before it exists.
+            search bits. Set whatever the umask. None: 0o660 in a root that its group may write and
+            nobody else, 0o600 in any other.
         lock_timeout: seconds to wait for the administration lock.
     """
 
@@ -86,7 +86,8 @@ class Root:
         if self._mode is not None:
             return self._mode
         with contextlib.suppress(FileNotFoundError):
-            return os.stat(self.path).st_mode & 0o660
+            if os.stat(self.path).st_mode & 0o022 == 0o020:
+                return 0o660
         return 0o600
 
     @property

@@ -42,6 +42,7 @@ def refuse(root: str) -> None:
                 available=error.available_bytes,
             )
     emit("left", names=remains(Path(root)))
+    place.drop("first")
 
 
 def fill_up(root: str) -> None:

@@ -37,6 +37,7 @@ from shmrb.schema import Schema
 from shmrb.segment import names
 from shmrb.segment.administration import administration_lock
 from shmrb.segment.directory import Root
+from shmrb.segment.doorbell import unlink_semaphores
 from shmrb.segment.entries import State
 from shmrb.segment.member import Member
 
@@ -236,6 +237,7 @@ def test_modes_are_as_asked_under_any_umask(children: Children, root: Path) -> N
             assert stat.S_IMODE(os.stat(file).st_mode) == 0o660
         # Whoever creates in the root of a group does so for the group.
         assert Root(place.path).mode == 0o660
+        place.drop("ring")
 
 
 def test_a_stranger_is_told_whose_it_is(children: Children, root: Path) -> None:
@@ -438,6 +440,7 @@ def test_files_removed_by_hand_hurt_nobody(root: Path) -> None:
     assert write_uids(member, [1]) == core.Status.OK
     assert read_uids(member, [0]) == ([1], [0])
     member.close()
+    unlink_semaphores(entry.uuid or b"")
 
 
 # End
