@@ -36,16 +36,17 @@ def connect(
         socket: path of its socket; None: $SHMRB_SOCKET, else the first that answers of
             $XDG_RUNTIME_DIR/shmrb/daemon.sock and /run/shmrb/daemon.sock.
         timeout: seconds to wait for a daemon that is not there yet, and for each of its replies.
-            None: a missing daemon is an error at once, replies are waited for as configured (60).
+            None or 0: a missing daemon is an error at once, and replies are waited for as
+            configured (60).
 
     Raises:
         DaemonError: no daemon answers; the message names the sockets that were tried.
     """
-    return Client(
-        names.client_sockets(socket),
-        wait_s=0.0 if timeout is None else timeout,
-        timeout_s=DEFAULT_TIMEOUT_S if timeout is None else timeout,
-    )
+    wait_s = timeout or 0.0
+    if not wait_s >= 0:
+        raise SpecError(f"timeout: expected seconds >= 0, got {timeout!r}.")
+    sockets = names.client_sockets(socket)
+    return Client(sockets, wait_s=wait_s, timeout_s=wait_s or DEFAULT_TIMEOUT_S)
 
 
 class Client:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from shmrb import __version__
-from shmrb.errors import DaemonError, ShmrbError
+from shmrb.errors import DaemonError, ShmrbError, SpecError
 from shmrb.segment.directory import Root
-from shmrbd import EXIT_FAILED, EXIT_STOPPED, config, handlers
+from shmrbd import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, config, handlers
 from shmrbd.guard import listener_at, only_daemon_of
 from shmrbd.janitor import Janitor
 from shmrbd.notify import Notifier
@@ -42,10 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="shmrbd: %(message)s", stream=sys.stderr)
     try:
         serve(config.resolve(flags.root, flags.socket))
-    except ShmrbError as error:
+    except SpecError as error:
         _log.error("%s", error)
-        return (error.code if isinstance(error, DaemonError) else 0) or EXIT_FAILED
-    except OSError as error:
+        return EXIT_USAGE
+    except DaemonError as error:
+        _log.error("%s", error)
+        return error.code or EXIT_FAILED
+    except (ShmrbError, OSError) as error:
         _log.error("cannot serve: %s", error)
         return EXIT_FAILED
     return EXIT_STOPPED

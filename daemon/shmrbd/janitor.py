@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 
-from shmrb.errors import LockTimeoutError
+from shmrb.core import Status
+from shmrb.errors import ShmrbError
 from shmrb.segment.directory import Root
 from shmrbd.config import Config
 from shmrbd.registry import Registry, ring
@@ -43,22 +44,28 @@ class Janitor:
 
     def do_round(self) -> None:
         """Adopt and let go, recover the dead, and from time to time remove leftovers."""
-        self._registry.refresh()
+        try:
+            self._registry.refresh()
+            self._recover_the_dead()
+            if time.monotonic() >= self._next_leftovers:
+                self._next_leftovers = time.monotonic() + self._leftovers_interval_s
+                self._reclaim()
+        except (ShmrbError, OSError) as error:
+            # What this round could not do, the next one tries again; the daemon has other work.
+            _log.warning("a round was cut short: %s", error)
+        self._next_round = time.monotonic() + self._interval_s
+
+    def _recover_the_dead(self) -> None:
         for member in self._registry.members():
-            _, dead, _, _, wake = member.segment.reap()
+            status, dead, _, _, wake = member.segment.reap()
             ring(member, wake)
             # Counts anew where records died; an observer that looks later may not.
             member.segment.size()
             if dead:
                 _log.info("recovered %d dead clients of %s", dead, member.name)
-        if time.monotonic() >= self._next_leftovers:
-            self._reclaim()
-            self._next_leftovers = time.monotonic() + self._leftovers_interval_s
-        self._next_round = time.monotonic() + self._interval_s
+            if status == Status.CORRUPT:
+                _log.error("%s is damaged: its dead clients cannot be recovered", member.name)
 
     def _reclaim(self) -> None:
-        try:
-            for leftover in self._root.reclaim():
-                _log.info("removed %s: %s", leftover.path, leftover.reason)
-        except LockTimeoutError as error:
-            _log.info("leftovers are not looked for: %s", error)
+        for leftover in self._root.reclaim():
+            _log.info("removed %s: %s", leftover.path, leftover.reason)

@@ -18,7 +18,7 @@ from helpers.child import emit, receive
 from helpers.daemons import Daemons
 from helpers.procs import Children
 from shmrb.client import Client
-from shmrb.errors import DaemonError
+from shmrb.errors import AttachError, DaemonError
 from shmrbd import EXIT_TAKEN
 from shmrbd.server import StopSignals
 
@@ -111,6 +111,33 @@ def test_clients_go_on_while_the_daemon_is_killed_and_restarted(
     assert sorted(reader[:]["uid"]) == list(range(written - 4096, written))
     writer.send("stop")
     writer.succeed()
+
+
+def write_and_stop(buffer: str, point: str) -> None:
+    """Stands still at a named point of a write."""
+    handle = shmrb.attach(buffer, format="numpy", client_name="stopped")
+    shmrb.core.stop_at(point, "stop")
+    handle.extend({"uid": np.arange(8)})
+
+
+@pytest.mark.parametrize("point", ["holding_lock", "mid_payload", "epoch_moved"])
+def test_a_stopped_client_does_not_keep_the_daemon_from_starting_or_answering(
+    daemons: Daemons, children: Children, point: str
+) -> None:
+    first = daemons.start()
+    with client() as asking:
+        handle = asking.create("a", storage=shmrb.SharedStorage(64), schema=SCHEMA, format="numpy")
+        handle.extend({"uid": np.arange(8)})
+        environment = {"SHMRB_STOP_AT": f"{point}:stop"} if point == "epoch_moved" else {}
+        stopped = children.start(write_and_stop, buffer="a", point=point, environment=environment)
+        stopped.wait_stopped()
+        first.kill()
+        daemons.start()
+        assert asking.stats("a").size == 8
+        assert [summary.name for summary in asking.list("a")] == ["a"]
+        with pytest.raises(AttachError, match="in use"):
+            asking.drop("a")
+        asking.drop("a", force=True)
 
 
 def test_a_second_daemon_of_the_root_is_refused(daemons: Daemons, tmp_path: Path) -> None:
