@@ -7,15 +7,17 @@
 
 namespace shmrb {
 
-// Rows ever reserved in a lane. `empty` moves floor, offset and head one after the other, so floor > head says: look
-// again. Who stopped or died in between keeps it so, hence the bound.
+// Rows ever reserved in a lane. `empty` moves floor, offset and head one after the other, by a journal whose second entry
+// is the offset: while floor > head that entry tells whether the offset has moved already.
 inline int64_t lane_rows(const LaneBlock& lane) {
-  for (int tries = 0;; ++tries) {
-    int64_t head = order::observe(&lane.head);
-    int64_t offset = order::observe(&lane.written_offset);
-    if (order::observe(&lane.floor) <= head || tries == 1000)
-      return static_cast<int64_t>(static_cast<uint64_t>(head) + static_cast<uint64_t>(offset));
-    order::pause_cpu();
+  for (;;) {
+    auto head = static_cast<uint64_t>(order::observe(&lane.head));
+    auto offset = static_cast<uint64_t>(order::observe(&lane.written_offset));
+    auto floor = static_cast<uint64_t>(order::observe(&lane.floor));
+    if (static_cast<int64_t>(floor) <= static_cast<int64_t>(head)) return static_cast<int64_t>(head + offset);
+    bool moved = offset == order::observe(&lane.journal.entries[1].value);
+    if (static_cast<uint64_t>(order::observe(&lane.head)) == head)
+      return static_cast<int64_t>((moved ? floor : head) + offset);
   }
 }
 

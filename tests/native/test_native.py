@@ -1,0 +1,66 @@
+"""Builds tests/native and runs it: plain, under ThreadSanitizer and under AddressSanitizer.
+
+It needs CMake and a C++ compiler with its sanitizers, and neither Python headers nor nanobind.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from helpers.paths import CHECKOUT
+
+pytestmark = [
+    pytest.mark.skipif(
+        not (shutil.which("cmake") and (shutil.which("c++") or shutil.which("g++"))),
+        reason="needs cmake and a C++ compiler",
+    ),
+    pytest.mark.watchdog(400),
+]
+
+VARIANTS = {"plain": "", "thread": "thread", "address": "address"}
+# Optimised enough to reorder, cheap enough to compile three times.
+FLAGS = "-O1 -g1"
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built program of one variant."""
+    folder = tmp_path_factory.mktemp("native") / request.param
+    sanitizer = VARIANTS[request.param]
+    options = ["-DSHMRB_TESTS=ON", "-DSHMRB_WERROR=ON", f"-DSHMRB_SANITIZE={sanitizer}"]
+    flags = ["-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_CXX_FLAGS={FLAGS}"]
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    source = CHECKOUT / "shmrb" / "native"
+    run(["cmake", "-S", str(source), "-B", str(folder), *generator, *options, *flags])
+    run(["cmake", "--build", str(folder)])
+    return folder / "native_tests"
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-8000:]}{done.stderr[-8000:]}"
+    return done.stdout
+
+
+def run_program(program: Path, *words: str) -> str:
+    """Its output. ThreadSanitizer cannot place its shadow under some kernels' address randomising:
+    then without it."""
+    try:
+        return run([str(program), *words])
+    except AssertionError as error:
+        if "unexpected memory mapping" not in str(error):
+            raise
+    return run(["setarch", "-R", str(program), *words])
+
+
+def test_the_native_core_keeps_its_promises(program: Path) -> None:
+    assert "passed" in run_program(program)
+
+
+@pytest.mark.long
+def test_the_native_core_keeps_its_promises_for_millions_of_rounds(program: Path) -> None:
+    assert "passed" in run_program(program, "--long")
