@@ -242,6 +242,19 @@ nb::dict priorities(Segment& s) {
   return result;
 }
 
+// Raw priorities of slots as the tree holds them; NaN where no record is.
+nb::tuple raw_priorities(Segment& s, uint64_t index, int64_t count, uint64_t out) {
+  return call(s, [&](const View& view) -> Outcome {
+    if (!view.has(kPriorities)) return {kCorrupt, 0, kNothing, 0, 0};
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t slot = at<const int64_t>(index)[i];
+      bool named = view.in_range(slot) && holds_record(view, slot, order::observe(&view.words[slot]));
+      at<float>(out)[i] = named ? view.tree.leaf(slot).raw : std::numeric_limits<float>::quiet_NaN();
+    }
+    return {};
+  });
+}
+
 nb::tuple read_rows(Segment& s, uint64_t index, int64_t count, const Addresses& outputs, uint64_t generation,
                uint64_t version, int64_t cost, int64_t slice_ns) {
   return call(s, [&](const View& view) -> Outcome {
@@ -487,7 +500,7 @@ nb::dict abi() {
   using N = LaneBlock;
   r["LaneBlock"] = describe(
       sizeof(N), {SPAN(N, lock), SPAN(N, lease), SPAN(N, last_writer), SPAN(N, next_run), SPAN(N, open_run),
-                  SPAN(N, run_ended), SPAN(N, holes_stale), SPAN(N, holes), SPAN(N, written_ns), SPAN(N, head),
+                  SPAN(N, run_ended), SPAN(N, holes_stale), SPAN(N, holes), SPAN(N, written_ns), SPAN(N, open_trajectory), SPAN(N, marked), SPAN(N, head),
                   SPAN(N, floor), SPAN(N, written_offset), SPAN(N, journal)});
   return r;
 }
@@ -571,6 +584,7 @@ NB_MODULE(_native, m) {
       .def("update_priority", &update_priority_rows, "index"_a, "count"_a, "generation"_a, "priorities"_a, "verdicts"_a,
            "slice_ns"_a)
       .def("priorities", &priorities)
+      .def("raw_priorities", &raw_priorities, "index"_a, "count"_a, "out"_a)
       .def("wrong_nodes", [](Segment& s) {
         return change_call(s, [&](const View& view) -> Outcome {
           if (!view.has(kPriorities)) return {};

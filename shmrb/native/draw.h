@@ -181,13 +181,14 @@ inline Outcome update_priorities(const View& view, int64_t count, const int64_t*
   return {kOk, updated, kNothing, 0, 0};
 }
 
-// beta for every later draw; another alpha changes every mass. kRefused: some record's mass would not be finite.
+// Exponents for every later draw; NaN leaves one as it is. Another alpha changes every mass. kRefused: some record's mass
+// would not be finite.
 inline Outcome set_exponents(const View& view, double alpha, double beta, int64_t deadline_ns) {
   if (!view.has(kPriorities)) return {kCorrupt, 0, kNothing, 0, 0};
   Held held(view, view.control->control_lock, deadline_ns);
   if (!held) return blocked_on(kControlLock, held.who());
   PriorityBlock& block = priorities_of(view);
-  if (alpha != order::peek_value(&block.alpha)) {
+  if (!std::isnan(alpha) && alpha != order::peek_value(&block.alpha)) {
     float greatest = default_priority(block);  // no record has more
     if (!is_possible({greatest, mass_of(greatest, order::peek_value(&block.eps), alpha)}))
       return {kRefused, 0, kNothing, 0, 0};
@@ -195,7 +196,7 @@ inline Outcome set_exponents(const View& view, double alpha, double beta, int64_
     order::put_value(&block.alpha, alpha);
     rebuild_tree(view);
   }
-  order::put_value(&block.beta, beta);
+  if (!std::isnan(beta)) order::put_value(&block.beta, beta);
   return {};
 }
 
