@@ -195,7 +195,8 @@ struct LaneBlock {
   int64_t holes;         // void slots among the live tickets
   int64_t written_ns;    // realtime of the last reservation
   uint64_t open_trajectory;  // the last ticket's trajectory id, hashed; only with an id field
-  uint8_t reserved0[64];
+  int64_t marked;        // while it is above head: slots of the tickets between are claimed, head does not count them
+  uint8_t reserved0[56];
   int64_t head;  // 128: next ticket
   int64_t floor;  // lowest ticket that `empty` left alive; a multiple of lane_capacity
   int64_t written_offset;  // rows ever reserved = head + written_offset

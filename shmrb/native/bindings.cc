@@ -500,7 +500,7 @@ nb::dict abi() {
   using N = LaneBlock;
   r["LaneBlock"] = describe(
       sizeof(N), {SPAN(N, lock), SPAN(N, lease), SPAN(N, last_writer), SPAN(N, next_run), SPAN(N, open_run),
-                  SPAN(N, run_ended), SPAN(N, holes_stale), SPAN(N, holes), SPAN(N, written_ns), SPAN(N, open_trajectory), SPAN(N, marked), SPAN(N, head),
+                  SPAN(N, run_ended), SPAN(N, holes_stale), SPAN(N, holes), SPAN(N, written_ns), SPAN(N, open_trajectory), SPAN(N, marked), SPAN(N, open_trajectory), SPAN(N, marked), SPAN(N, head),
                   SPAN(N, floor), SPAN(N, written_offset), SPAN(N, journal)});
   return r;
 }

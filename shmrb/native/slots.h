@@ -17,6 +17,16 @@ inline void doubt_holes(const View& view, int64_t slot) {
   order::publish(&view.lanes[view.lane_of(slot)].holes_stale, 1u);
 }
 
+// Did the write that made this slot busy die before the head counted it?
+inline bool is_uncounted(const View& view, int64_t slot) {
+  const LaneBlock& lane = view.lanes[view.lane_of(slot)];
+  int64_t head = order::observe(&lane.head);
+  int64_t marked = order::peek(&lane.marked);
+  if (marked <= head) return false;
+  int64_t ahead = (slot - head) % view.lane_capacity;  // a lane's first slot is a multiple of its capacity
+  return (ahead < 0 ? ahead + view.lane_capacity : ahead) < marked - head;
+}
+
 // REQUIRES: the slot is claimed by the caller, its word was busy in a dead client's hands.
 inline void void_slot(const View& view, int64_t slot, uint64_t word) {
   doubt_holes(view, slot);
@@ -25,7 +35,7 @@ inline void void_slot(const View& view, int64_t slot, uint64_t word) {
   view.note(kVoidedRecords);
   if (word_revision(word) == 0) {  // a first write that was never published: it was counted as an insert
     view.note(kReclaimedRecords);
-    if (view.has(kLimiter)) order::bump(&view.control->limiter.uncounted, int64_t{1});
+    if (view.has(kLimiter) && !is_uncounted(view, slot)) order::bump(&view.control->limiter.uncounted, int64_t{1});
   }
 }
 

@@ -92,6 +92,18 @@ inline void stamp_runs(const View& view, LaneBlock& lane, int64_t first_slot, in
   order::put(&lane.run_ended, uint32_t{ended});
 }
 
+// A writer that died between its first mark and the head left busy slots that head does not count. REQUIRES: the lane's
+// lock is held; then whoever marked them is dead.
+inline void settle_marked(const View& view, LaneBlock& lane, int64_t first_slot, int64_t head) {
+  int64_t marked = order::peek(&lane.marked);
+  for (int64_t ticket = head; ticket < marked && ticket - head < view.lane_capacity; ++ticket) {
+    int64_t slot = first_slot + ticket % view.lane_capacity;
+    uint32_t owner = order::peek(&view.owners[slot]);
+    if (owner != 0 && !view.liveness.alive(owner) && claim_slot(view, slot) == 0) free_slot(view, slot);
+  }
+  if (marked > head) order::put(&lane.marked, head);
+}
+
 // Claims `count` slots of a lane from `position` on. 0, or the living owner of `*at`; then nothing is claimed.
 inline uint32_t claim_range(const View& view, int64_t first_slot, int64_t position, int64_t count, int64_t* at) {
   for (int64_t i = 0; i < count; ++i) {
@@ -111,6 +123,7 @@ inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, int64
   int64_t floor = order::peek(&lane.floor);
   int64_t position = head % view.lane_capacity;
   Disagreeing disagreeing(view);
+  order::put(&lane.marked, head + rows.count);
   order::bump(&view.me()->in_flight, rows.count);
   int64_t filled_holes = 0;
   for (int64_t i = 0; i < rows.count; ++i) {
@@ -146,9 +159,10 @@ inline Outcome append(const View& view, uint32_t lane_index, const Rows& rows, u
     Held held(view, view.lock_of(lane_index), deadline_ns);
     if (!held) return blocked_on(view.lock_kind(), held.who());
     if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
-    if (!(flags & kAdmitted) && !may_insert(view, rows.count)) return {kLimited, 0, kNothing, 0, 0};
     head = order::peek(&lane.head);
     if (!is_ticket(head)) return {kCorrupt, 0, kNothing, 0, 0};
+    settle_marked(view, lane, first_slot, head);
+    if (!(flags & kAdmitted) && !may_insert(view, rows.count)) return {kLimited, 0, kNothing, 0, 0};
     int64_t busy_slot = 0;
     uint32_t owner = claim_range(view, first_slot, head % view.lane_capacity, rows.count, &busy_slot);
     if (owner == 0) {
