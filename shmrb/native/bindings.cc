@@ -1,4 +1,4 @@
-// The only file that knows Python: converts arguments, releases the GIL while copying and waiting, returns plain tuples.
+// The doorway to Python, with geometry.h and reports.h the only files that know it: converts arguments, releases the GIL while copying and waiting, returns plain tuples.
 // Addresses arrive as integers that Python has checked (shape, dtype, contiguity, range); no array type is bound, so
 // nothing is ever converted behind the caller's back.
 #include <nanobind/nanobind.h>
@@ -6,9 +6,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <array>
 #include <memory>
 
+#include "geometry.h"
+#include "reports.h"
 #include "segment.h"
 
 namespace nb = nanobind;
@@ -19,11 +20,6 @@ namespace {
 
 using Addresses = std::vector<uint64_t>;
 constexpr int64_t kLongestSlice = 50'000'000;
-
-template <typename T>
-T* at(uint64_t address) {
-  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
-}
 
 std::vector<uint8_t*> pointers(const Addresses& addresses) {
   std::vector<uint8_t*> result(addresses.size());
@@ -65,60 +61,6 @@ nb::tuple write_call(Segment& segment, Work work) {
     if (!view.data_writable) return {kReadOnly, 0, kNothing, 0, 0};
     return work(view);
   });
-}
-
-std::unique_ptr<Segment> make_segment(nb::dict g) {
-  auto number = [&](const char* key) { return nb::cast<uint64_t>(g[key]); };
-  auto segment = std::make_unique<Segment>();
-  View& view = segment->view;
-  auto* ctl = at<uint8_t>(number("ctl"));
-  auto* slots = at<uint8_t>(number("slots"));
-  auto* data = at<uint8_t>(number("data"));
-  view.capacity = static_cast<int64_t>(number("capacity"));
-  view.lane_count = static_cast<uint32_t>(number("lanes"));
-  if (!ctl || !slots || view.lane_count == 0 || view.capacity < view.lane_count)
-    throw nb::value_error("geometry: ctl, slots, lanes and capacity must be set");
-  if (view.capacity % view.lane_count != 0) throw nb::value_error("geometry: capacity must be a multiple of lanes");
-  view.lane_capacity = view.capacity / view.lane_count;
-  view.max_clients = static_cast<uint32_t>(number("max_clients"));
-  view.features = static_cast<uint32_t>(number("features"));
-  view.writable = nb::cast<bool>(g["writable"]);
-  view.data_writable = nb::cast<bool>(g["data_writable"]);
-  view.control = reinterpret_cast<ControlBlock*>(ctl);
-  view.clients = reinterpret_cast<ClientBlock*>(ctl + number("clients"));
-  view.lanes = reinterpret_cast<LaneBlock*>(ctl + number("lane_blocks"));
-  view.words = reinterpret_cast<uint64_t*>(slots + number("words"));
-  view.owners = reinterpret_cast<uint32_t*>(slots + number("owners"));
-  view.runs = reinterpret_cast<uint32_t*>(slots + number("runs"));
-  view.versions = reinterpret_cast<int64_t*>(slots + number("versions"));
-  for (auto& [offset, row_bytes] : nb::cast<std::vector<std::pair<uint64_t, uint64_t>>>(g["columns"]))
-    view.columns.push_back({row_bytes && data ? data + offset : nullptr, row_bytes});
-  if (view.has(kPriorities)) {
-    auto* prio = at<uint8_t>(number("prio"));
-    std::vector<double*> sums;
-    std::vector<float*> minima;
-    for (uint64_t offset : nb::cast<std::vector<uint64_t>>(g["sums"])) sums.push_back(reinterpret_cast<double*>(prio + offset));
-    for (uint64_t offset : nb::cast<std::vector<uint64_t>>(g["minima"])) minima.push_back(reinterpret_cast<float*>(prio + offset));
-    if (!prio || sums.empty() || sums.size() != minima.size()) throw nb::value_error("geometry: no priority tree");
-    view.tree = PriorityTree(reinterpret_cast<uint64_t*>(prio + number("leaves")), std::move(sums), std::move(minima),
-                             view.capacity);
-  }
-  if (g.contains("starts")) {
-    std::vector<uint32_t*> levels;
-    std::vector<int64_t> widths;
-    for (auto& [offset, width] : nb::cast<std::vector<std::pair<uint64_t, int64_t>>>(g["starts"])) {
-      levels.push_back(reinterpret_cast<uint32_t*>(slots + offset));
-      widths.push_back(width);
-    }
-    view.starts = StartCounts(view.runs, std::move(levels), std::move(widths), view.lane_capacity);
-  }
-  if (g.contains("id_column")) view.id_column = nb::cast<int64_t>(g["id_column"]);
-  if (view.id_column >= static_cast<int64_t>(view.columns.size())) throw nb::value_error("geometry: no such id column");
-  view.done_columns = nb::cast<std::vector<uint32_t>>(g["done_columns"]);
-  for (uint32_t column : view.done_columns)
-    if (column >= view.columns.size() || view.columns[column].row_bytes != 1)
-      throw nb::value_error("geometry: a done column must hold one byte a row");
-  return segment;
 }
 
 nb::tuple attach(Segment& s, const std::string& live_lock, uint32_t hint, uint32_t pid, uint32_t role,
@@ -205,41 +147,12 @@ nb::tuple windows(Segment& s, Stream& stream, int kind, int64_t count, const std
   });
 }
 
-// The runs of a lane as they stand, oldest first: (first ticket, records, number, ended). Voids and writes in flight cut.
-nb::list runs(Segment& s, uint32_t lane_index) {
-  nb::list result;
-  std::vector<std::array<int64_t, 4>> found;
-  {
-    nb::gil_scoped_release free;
-    Segment::Call counted(s);
-    if (counted && lane_index < s.view.lane_count) found = list_runs(s.view, lane_index);
-  }
-  for (auto& [ticket, records, number, ended] : found) result.append(nb::make_tuple(ticket, records, number, ended != 0));
-  return result;
-}
-
 nb::tuple update_priority_rows(Segment& s, uint64_t index, int64_t count, uint64_t generation, uint64_t priorities,
                                uint64_t verdicts, int64_t slice_ns) {
   return change_call(s, [&](const View& view) {
     return update_priorities(view, count, at<const int64_t>(index), at<const int64_t>(generation),
                              at<const float>(priorities), at<uint8_t>(verdicts), deadline(slice_ns));
   });
-}
-
-// The tree as it stands, and what of it disagrees: for statistics, the doctor and tests.
-nb::dict priorities(Segment& s) {
-  nb::dict result;
-  Segment::Call counted(s);
-  const View& view = s.view;
-  if (!counted || !view.has(kPriorities)) return result;
-  const PriorityBlock& block = priorities_of(view);
-  result["alpha"] = order::peek_value(&block.alpha);
-  result["beta"] = order::peek_value(&block.beta);
-  result["eps"] = order::peek_value(&block.eps);
-  result["max_priority"] = order::peek_value(&block.max_priority);
-  result["total"] = view.tree.total();
-  result["least"] = view.tree.least();
-  return result;
 }
 
 // Raw priorities of slots as the tree holds them; NaN where no record is.
@@ -309,125 +222,6 @@ nb::tuple write_count_of(Segment& s) {
   return call(s, [&](const View& view) -> Outcome { return {kOk, write_count(view), kNothing, 0, 0}; });
 }
 
-nb::list lanes(Segment& s) {
-  nb::list result;
-  Segment::Call counted(s);
-  if (!counted) return result;
-  for (uint32_t i = 0; i < s.view.lane_count; ++i) {
-    const LaneBlock& lane = s.view.lanes[i];
-    nb::dict row;
-    row["head"] = order::peek(&lane.head);
-    row["floor"] = order::peek(&lane.floor);
-    row["written"] = order::peek(&lane.head) + order::peek(&lane.written_offset);
-    row["lease"] = order::peek(&lane.lease);
-    row["lock"] = order::peek(&lane.lock.word) & ~kWaitersBit;
-    row["holes"] = order::peek(&lane.holes);
-    row["next_run"] = order::peek(&lane.next_run);
-    row["written_ns"] = order::peek(&lane.written_ns);
-    result.append(row);
-  }
-  return result;
-}
-
-constexpr const char* kCounterNames[] = {"write_calls", "records_written", "sample_calls", "records_sampled",
-                                         "redraws", "rows_updated", "stale_rows", "versions_rejected",
-                                         "unchecked_rows", "refused_priorities", "blocked_ns", "take_overs",
-                                         "overwritten_in_call"};
-constexpr const char* kEventNames[] = {"voided_records", "reclaimed_records", "lock_take_overs", "clients_recovered",
-                                       "slots_freed"};
-constexpr int kNamedCounters = sizeof kCounterNames / sizeof *kCounterNames;
-constexpr int kNamedEvents = sizeof kEventNames / sizeof *kEventNames;
-
-// Sums over everybody who is or was attached, and the buffer's events.
-nb::dict counters(Segment& s) {
-  nb::dict result;
-  Segment::Call counted(s);
-  if (!counted) return result;
-  const View& view = s.view;
-  uint32_t high = order::peek(&view.control->clients_high);
-  for (int c = 0; c < kNamedCounters; ++c) {
-    uint64_t sum = order::peek(&view.control->retired[c]);
-    for (uint32_t i = 0; i < high && i < view.max_clients; ++i) sum += order::peek(&view.clients[i].counters[c]);
-    result[kCounterNames[c]] = sum;
-  }
-  for (int e = 0; e < kNamedEvents; ++e) result[kEventNames[e]] = order::peek(&view.control->events[e]);
-  return result;
-}
-
-void count(Segment& s, int counter, uint64_t amount) {
-  Segment::Call counted(s);
-  if (counted && s.view.writable && counter >= 0 && counter < kNamedCounters)
-    s.view.count(static_cast<Counter>(counter), amount);
-}
-
-nb::dict limiter(Segment& s) {
-  nb::dict result;
-  Segment::Call counted(s);
-  if (!counted) return result;
-  const LimiterBlock& l = s.view.control->limiter;
-  double spi, low, high;
-  uint64_t raw = order::peek(reinterpret_cast<const uint64_t*>(&l.samples_per_insert));
-  std::memcpy(&spi, &raw, 8);
-  raw = order::peek(reinterpret_cast<const uint64_t*>(&l.min_diff));
-  std::memcpy(&low, &raw, 8);
-  raw = order::peek(reinterpret_cast<const uint64_t*>(&l.max_diff));
-  std::memcpy(&high, &raw, 8);
-  result["enabled"] = order::peek(&l.enabled) != 0;
-  result["lifted"] = order::peek(&l.lifted) != 0;
-  result["inserts"] = counted_inserts(s.view);
-  result["samples"] = order::peek(&l.samples);
-  result["size"] = live_records(s.view);
-  result["min_size"] = order::peek(&l.min_size);
-  result["samples_per_insert"] = spi;
-  result["min_diff"] = low;
-  result["max_diff"] = high;
-  result["opened_by"] = order::peek(&l.opened_by);
-  result["opened_times"] = order::peek(&l.opened_times);
-  return result;
-}
-
-nb::dict client_entry(const View& view, uint32_t slot, bool alive) {
-  const ClientBlock& block = view.clients[slot];
-  char name[sizeof block.name + 1] = {};
-  for (size_t i = 0; i < sizeof block.name; ++i) name[i] = order::peek(&block.name[i]);
-  nb::dict row;
-  row["slot"] = slot;
-  row["token"] = make_token(order::peek(&block.epoch), slot);
-  row["pid"] = order::peek(&block.pid);
-  row["role"] = order::peek(&block.role);
-  row["name"] = nb::bytes(name, std::strlen(name));
-  row["alive"] = alive;
-  row["attached_ns"] = order::peek(&block.attached_ns);
-  row["waiting_for"] = order::peek(&block.waiting_for);
-  row["waiting_since_ns"] = order::peek(&block.waiting_since_ns);
-  row["in_flight"] = order::peek(&block.in_flight);
-  row["duties"] = order::peek(&block.duties);
-  nb::dict numbers;
-  for (int c = 0; c < kNamedCounters; ++c) numbers[kCounterNames[c]] = order::peek(&block.counters[c]);
-  row["counters"] = numbers;
-  return row;
-}
-
-// Clients whose entry is in use, and whether each lives.
-nb::list clients(Segment& s) {
-  nb::list result;
-  Segment::Call counted(s);
-  if (!counted) return result;
-  uint32_t high = order::peek(&s.view.control->clients_high);
-  for (uint32_t i = 0; i < high && i < s.view.max_clients; ++i) {
-    if (order::observe(&s.view.clients[i].role) == 0) continue;
-    result.append(client_entry(s.view, i, byte_state(s.view.liveness.probe, i) != ByteState::kFree));
-  }
-  return result;
-}
-
-nb::object client(Segment& s, uint32_t token) {
-  Segment::Call counted(s);
-  uint32_t slot = token_slot(token & ~kWaitersBit);
-  if (!counted || slot >= s.view.max_clients) return nb::none();
-  return client_entry(s.view, slot, s.view.liveness.alive(token & ~kWaitersBit));
-}
-
 uint64_t address(nb::handle array) {
   Py_buffer buffer;
   if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
@@ -456,53 +250,6 @@ void label_wait(Segment& s, uint32_t what) {
     s.view.count(kBlockedNs, static_cast<uint64_t>(monotonic_ns() - order::peek(&me.waiting_since_ns)));
   }
   order::publish(&me.waiting_for, what);
-}
-
-struct FieldSpan {
-  const char* name;
-  size_t offset, size;
-};
-
-template <size_t N>
-nb::dict describe(size_t size, const FieldSpan (&spans)[N]) {
-  nb::dict fields;
-  for (const FieldSpan& f : spans) fields[f.name] = nb::make_tuple(f.offset, f.size);
-  nb::dict result;
-  result["size"] = size;
-  result["fields"] = fields;
-  return result;
-}
-
-#define SPAN(type, field) \
-  FieldSpan { #field, offsetof(type, field), sizeof(type::field) }
-
-nb::dict abi() {
-  nb::dict r;
-  r["LockBlock"] = describe(sizeof(LockBlock), {SPAN(LockBlock, word), SPAN(LockBlock, dirty), SPAN(LockBlock, since_ns)});
-  r["JournalBlock"] = describe(sizeof(JournalBlock), {SPAN(JournalBlock, count), SPAN(JournalBlock, entries)});
-  r["BellBlock"] = describe(sizeof(BellBlock), {SPAN(BellBlock, semaphore), SPAN(BellBlock, futex)});
-  using L = LimiterBlock;
-  r["LimiterBlock"] = describe(
-      sizeof(L), {SPAN(L, enabled), SPAN(L, lifted), SPAN(L, samples), SPAN(L, min_size), SPAN(L, samples_per_insert),
-                  SPAN(L, min_diff), SPAN(L, max_diff), SPAN(L, uncounted), SPAN(L, lift_mark), SPAN(L, opened_by),
-                  SPAN(L, opened_times)});
-  using C = ControlBlock;
-  r["ControlBlock"] = describe(
-      sizeof(C), {SPAN(C, magic), SPAN(C, format), SPAN(C, state), SPAN(C, uuid), SPAN(C, generation_base),
-                  SPAN(C, capacity), SPAN(C, lanes), SPAN(C, max_clients), SPAN(C, created_ns), SPAN(C, clean),
-                  SPAN(C, clients_high), SPAN(C, boot), SPAN(C, control_lock), SPAN(C, empty_lock),
-                  SPAN(C, records_bell), SPAN(C, room_bell), SPAN(C, limiter), SPAN(C, journal), SPAN(C, priorities),
-                  SPAN(C, consumption), SPAN(C, events), SPAN(C, retired)});
-  using B = ClientBlock;
-  r["ClientBlock"] = describe(
-      sizeof(B), {SPAN(B, epoch), SPAN(B, pid), SPAN(B, role), SPAN(B, waiting_for), SPAN(B, attached_ns),
-                  SPAN(B, waiting_since_ns), SPAN(B, in_flight), SPAN(B, duties), SPAN(B, name), SPAN(B, counters)});
-  using N = LaneBlock;
-  r["LaneBlock"] = describe(
-      sizeof(N), {SPAN(N, lock), SPAN(N, lease), SPAN(N, last_writer), SPAN(N, next_run), SPAN(N, open_run),
-                  SPAN(N, run_ended), SPAN(N, holes_stale), SPAN(N, holes), SPAN(N, written_ns), SPAN(N, open_trajectory), SPAN(N, marked), SPAN(N, open_trajectory), SPAN(N, marked), SPAN(N, head),
-                  SPAN(N, floor), SPAN(N, written_offset), SPAN(N, journal)});
-  return r;
 }
 
 }  // namespace
