@@ -15,6 +15,7 @@ from shmrb.fields import Field, show_path
 from shmrb.gathering import Chunk, Place
 from shmrb.likeness import is_mapping
 from shmrb.schema import Schema
+from shmrb.segment import snapshot
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from shmrb.appender import Appender
+    from shmrb.attachment import Attachment
     from shmrb.buffer import ReplayBuffer
 
 AUTORESETS = ("next_step", "same_step", "disabled")
@@ -51,8 +53,9 @@ class Producer:
     Args:
         buffer: the handle that writes.
         envs: environments; 1.
-        chunk: steps that are gathered, at most half a lane. A producer that is killed loses those
-            that are not written, and nothing else.
+        chunk: steps that are gathered, at most; fewer where half a lane or what the limiter lets in
+            at a time is less. A producer that is killed loses those that are not written, and
+            nothing else.
         autoreset: what the environment does when an episode ends, as Gymnasium 1.0 names it.
             "next_step": the next step resets it and ignores the action; that row is left out.
             "same_step": it is reset at once; the true last observation is `info["final_obs"]`.
@@ -101,7 +104,7 @@ class Producer:
                 "two would be joined. Close it, or give each a handle: shmrb.attach(name)."
             )
         spec = attachment.spec
-        size = min(whole("chunk", chunk, least=1), max(1, spec.lane_capacity // 2))
+        size = min(whole("chunk", chunk, least=1), _largest_chunk(attachment))
         self._transforms = buffer._transforms
         self._name = buffer.name
         self._timeout = timeout
@@ -251,7 +254,7 @@ class Producer:
         timeout = self._timeout if timeout is None else timeout
         if self._count:
             self._write(self._count, True, timeout)
-        elif self._is_open:
+        elif self._is_open and not self._appender.attachment.is_closed:
             self._appender.end_trajectory(timeout)
         self._is_open = False
         self._ended_at = None
@@ -303,6 +306,18 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _largest_chunk(attachment: Attachment) -> int:
+    """The longest insert that is one call, and after which writers and samplers can both go on."""
+    spec = attachment.spec
+    largest = max(1, spec.lane_capacity // 2)
+    if spec.limiter is None:
+        return largest
+    limits = snapshot.limiter(attachment.member.segment)
+    batch_cost = (spec.batch_size or 1) * spec.sample_unit.cost
+    room = (limits.max_diff - limits.min_diff - batch_cost) / limits.samples_per_insert
+    return largest if room >= largest else max(1, int(room))
 
 
 def _flags(schema: Schema, chunk: Chunk, path: Path) -> Any:
