@@ -54,6 +54,7 @@ __all__ = [
     "Rng",
     "Segment",
     "Status",
+    "VersionKind",
     "WaitLabel",
     "Waited",
     "WriteFlag",
@@ -89,6 +90,8 @@ class Status(IntEnum):
     BUSY = 9
     READ_ONLY = 10
     SYSTEM = 11
+    REFUSED = 12
+    NO_MASS = 13
 
 
 class Waited(IntEnum):
@@ -140,6 +143,15 @@ class WriteFlag(IntEnum):
 
     ADMITTED = 1
     END_TRAJECTORY = 2
+
+
+class VersionKind(IntEnum):
+    """How the versions of a column are ordered; of 1, 2, 4 or 8 bytes (``native/versions.h``)."""
+
+    SIGNED = 0
+    UNSIGNED = 1
+    FLOAT = 2
+    BFLOAT = 3
 
 
 class Counter(IntEnum):

@@ -1,0 +1,106 @@
+"""Handles that come back: which records a late write is meant for (floor F5).
+
+A batch carries its own; bare arrays are slots, with their generations or, unchecked, without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shmrb import core
+from shmrb.batches import GENERATION, INDEX
+from shmrb.errors import RecordError
+from shmrb.likeness import is_mapping
+from shmrb.planner.populations import Slots
+from shmrb.records import is_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """Slots and the generations their records had, int64 and contiguous.
+
+    Attributes:
+        index: slots, some of which may be outside the buffer.
+        generation: one for each slot, None if the caller gave none.
+    """
+
+    index: Slots
+    generation: Slots | None
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.index)
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Where slots and generations lie; 0 for no generations."""
+        generation = self.generation
+        return core.address(self.index), 0 if generation is None else core.address(generation)
+
+
+def of_batch(batch: Any, name: str) -> Handles:
+    """The handles in a batch that was drawn.
+
+    Raises:
+        RecordError: it has lost one of its stamps.
+    """
+    keys = batch.keys()
+    missing = [key for key in (INDEX, GENERATION) if key not in keys]
+    if missing:
+        raise RecordError(
+            f"{name}: the batch has no {' and no '.join(map(repr, missing))}, so nothing says "
+            "which records it holds. Keep both keys of what sample() gave, or give index= and "
+            "generation=."
+        )
+    return of_arrays(batch[INDEX], batch[GENERATION], name)
+
+
+def of_arrays(index: Any, generation: Any, name: str) -> Handles:
+    """Handles from slots and, unless None, generations.
+
+    Raises:
+        RecordError: they are no whole numbers, of more than one dimension, or of unequal counts.
+    """
+    slots = whole_numbers(index, f"{name}: index")
+    if generation is None:
+        return Handles(slots, None)
+    stamps = whole_numbers(generation, f"{name}: generation")
+    if len(slots) != len(stamps):
+        raise RecordError(
+            "index and generation must address the same number of records, got "
+            f"{len(slots)} indices and {len(stamps)} generations."
+        )
+    return Handles(slots, stamps)
+
+
+def is_batch(value: Any) -> bool:
+    """Whether it is a batch: a dictionary or a TensorDict."""
+    return is_mapping(value)
+
+
+def whole_numbers(value: Any, what: str) -> Slots:
+    """Whole numbers of any dtype as contiguous int64: one, [N], or [N, 1].
+
+    Raises:
+        RecordError: another dtype or shape, or a number that int64 cannot hold.
+    """
+    try:
+        array = value.detach().cpu().numpy() if is_tensor(value) else np.asarray(value)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise RecordError(f"{what}: expected whole numbers, got {value!r} ({error}).") from None
+    if array.size == 0 and array.dtype.kind == "f":
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise RecordError(f"{what}: expected whole numbers, got {array.dtype}.")
+    if array.ndim > 1 and array.shape[1:] != (1,) * (array.ndim - 1):
+        raise RecordError(
+            f"{what}: expected one dimension, one entry a record, got shape {list(array.shape)}."
+        )
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        row = int(array.argmax())
+        raise RecordError(f"{what}: row {row} is {array.reshape(-1)[row]}, beyond every slot.")
+    return np.ascontiguousarray(array.reshape(-1), dtype=np.int64)
