@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from shmrb.boundaries import checked_done_keys, checked_traj_key
 from shmrb.components import (
     ImmutableWriter,
     MemmapStorage,
@@ -26,7 +27,7 @@ from shmrb.components import (
 )
 from shmrb.description import Description, Path, read_one_of, whole
 from shmrb.errors import SpecError, SpecTypeError
-from shmrb.fields import Field, key_path, show_path
+from shmrb.fields import show_path
 from shmrb.limiters import (
     MinSize,
     Queue,
@@ -86,7 +87,6 @@ LIFETIMES = ("persistent", "creator")
 PURPOSES = ("buffer", "parameters")
 # The newest tree, the one before it for readers that are still copying, and the one being written.
 PARAMETER_SLOTS = 3
-DONE_KEYS = ("done", "truncated", "terminated")
 
 # A token has 16 bits for the client slot plus one, and 0 means nobody.
 MAX_CLIENTS = (1 << 16) - 1
@@ -104,6 +104,9 @@ class BufferSpec(Description):
             write decides.
         done_keys: bool fields of one element that end a trajectory. Empty: those called done,
             truncated or terminated, at the root or under "next", as soon as the schema is known.
+        traj_key: the field that says which trajectory a record belongs to: another value starts
+            another. None: the first of ("collector", "traj_ids"), "traj_ids" and "episode" that the
+            schema has.
         writer: how slots are taken.
         priorities: what the buffer keeps for prioritized sampling. Follows from a
         `PrioritizedSampler`.
@@ -120,6 +123,7 @@ class BufferSpec(Description):
     storage: Storage
     schema: Schema | None = None
     done_keys: tuple[Path, ...] = ()
+    traj_key: Path | None = None
     writer: Writer = dataclasses.field(default_factory=RoundRobinWriter)
     priorities: Priorities | None = None
     limiter: Limiter | None = None
@@ -139,7 +143,8 @@ class BufferSpec(Description):
         if self.priorities is None and isinstance(self.sampler, PrioritizedSampler):
             self._set(priorities=self.sampler.priorities)
         self._check_numbers()
-        self._set(done_keys=_checked_done_keys(self.done_keys, self.schema))
+        self._set(done_keys=checked_done_keys(self.done_keys, self.schema))
+        self._set(traj_key=checked_traj_key(self.traj_key, self.schema))
         if self.schema is not None:
             _check_columns(self.schema, self.capacity)
         if self.limiter is not None:
@@ -228,6 +233,10 @@ class BufferSpec(Description):
             found += self.schema.differences(other.schema)
         if self.done_keys and other.done_keys and set(self.done_keys) != set(other.done_keys):
             found.append(_difference("done_keys", _keys(self.done_keys), _keys(other.done_keys)))
+        if self.traj_key and other.traj_key and self.traj_key != other.traj_key:
+            found.append(
+                _difference("traj_key", show_path(self.traj_key), show_path(other.traj_key))
+            )
         for name in ("purpose", "consume_after_n_samples", "lifetime", "max_clients"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -314,30 +323,6 @@ def _checked_count(count: Any) -> int:
     if count < 1:
         raise SpecError("consume_after_n_samples must be a positive integer.")
     return count
-
-
-def _checked_done_keys(keys: Any, schema: Schema | None) -> tuple[Path, ...]:
-    if not isinstance(keys, (tuple, list)):
-        raise SpecTypeError(f"done_keys must be a list of keys, got {keys!r}; write [{keys!r}].")
-    given = tuple(key_path(key) for key in keys)
-    if schema is None:
-        return given
-    if given:
-        for path in given:
-            field = schema.fields[schema.find(path)]
-            if not _is_end_flag(field):
-                raise SpecError(
-                    f"done_keys: expected bool fields of one element, {show_path(path)} is {field}."
-                )
-        return given
-    candidates = [(*above, key) for above in ((), ("next",)) for key in DONE_KEYS]
-    return tuple(
-        field.path for field in schema.fields if field.path in candidates and _is_end_flag(field)
-    )
-
-
-def _is_end_flag(field: Field) -> bool:
-    return field.dtype == "bool" and field.row_bytes == 1
 
 
 def _check_columns(schema: Schema, capacity: int) -> None:

@@ -44,6 +44,10 @@ LEAF_BYTES = 8
 FAN_OUT = 8
 # Levels of the priority tree: nodes of 8 bytes for the sums, of 4 for the minima.
 NODE_BYTES = {"sums": 8, "minima": 4}
+# Trajectory starts: a count a block of slots, and sums over sixteen counts above it.
+START_BLOCK = 64
+START_FAN_OUT = 16
+START_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class Layout:
         if spec.schema is None:
             raise SpecError("layout: expected a description with a schema, got none.")
         regions = _control_regions(spec) | _slot_regions(spec)
+        if spec.purpose == "buffer":  # parameters hold no trajectories
+            regions |= _start_regions(spec, regions["versions"])
         if spec.priorities is not None:
             regions |= _priority_regions(spec.capacity)
         columns, data_bytes = _columns(spec)
@@ -250,6 +256,15 @@ def tree_levels(capacity: int) -> list[int]:
     return levels
 
 
+def start_levels(lane_capacity: int) -> list[int]:
+    """Counts of each level of one lane, padded to whole groups; the last is one group."""
+    counts = -(-lane_capacity // START_BLOCK)
+    levels = [_aligned(counts, START_FAN_OUT)]
+    while levels[-1] > START_FAN_OUT:
+        levels.append(_aligned(levels[-1] // START_FAN_OUT, START_FAN_OUT))
+    return levels
+
+
 def _aligned(offset: int, unit: int = PAGE_BYTES) -> int:
     return -(-offset // unit) * unit
 
@@ -269,6 +284,16 @@ def _slot_regions(spec: BufferSpec) -> dict[str, Region]:
     for name, width in SLOT_WORDS.items():
         regions[name] = Region(names.SLOTS, offset, spec.capacity * width)
         offset = _aligned(offset + spec.capacity * width)
+    return regions
+
+
+def _start_regions(spec: BufferSpec, below: Region) -> dict[str, Region]:
+    """Each level of all lanes; a lane's counts follow those of the lane before it."""
+    regions, offset = {}, _aligned(below.offset + below.bytes)
+    for level, counts in enumerate(start_levels(spec.lane_capacity)):
+        size = spec.lanes * counts * START_BYTES
+        regions[f"starts.{level}"] = Region(names.SLOTS, offset, size)
+        offset += size
     return regions
 
 

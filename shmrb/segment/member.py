@@ -22,7 +22,7 @@ from shmrb.segment.directory import Root
 from shmrb.segment.doorbell import Bell, open_semaphores
 from shmrb.segment.entries import Entry, State
 from shmrb.segment.filesystem import unproven
-from shmrb.segment.layout import Layout
+from shmrb.segment.layout import Layout, start_levels
 from shmrb.segment.mapping import Mapping
 from shmrb.spec import BufferSpec
 
@@ -260,12 +260,21 @@ class Member:
             "minima": self._levels("minima"),
             "columns": [(column.offset, column.row_bytes) for column in self.layout.columns],
             "done_columns": [spec.schema.find(path) for path in spec.done_keys],
+            "id_column": -1 if spec.traj_key is None else spec.schema.find(spec.traj_key),
+            "starts": self._start_levels(),
         }
 
     def _levels(self, tree: str) -> list[int]:
-        """Where the levels of a tree begin, the root last; empty without priorities."""
+        """Where the levels of a tree begin, the root last; empty where there is no such tree."""
         regions = self.layout.regions
         return [region.offset for name, region in regions.items() if name.startswith(f"{tree}.")]
+
+    def _start_levels(self) -> list[tuple[int, int]]:
+        """Where the levels of the start counts begin, and how many counts a lane has in each."""
+        offsets = self._levels("starts")
+        if not offsets:
+            return []
+        return list(zip(offsets, start_levels(self.spec.lane_capacity), strict=True))
 
     def _take_slot(self, hint: int) -> None:
         """Become a client.

@@ -115,14 +115,14 @@ def test_constants_in_prose_are_the_codes() -> None:
         assert re.search(rf"waiting_for \| .*\b{label.value} ", TEXT)
 
 
-def _bytes(expression: str, spec: BufferSpec, n_k: int = 0) -> int:
+def _bytes(expression: str, spec: BufferSpec, count: int = 0) -> int:
     """The value of an arithmetic cell of the table of regions."""
 
     def pad(number: int, unit: int) -> int:
         return math.ceil(number / unit) * unit
 
     values = {"capacity": spec.capacity, "lanes": spec.lanes, "max_clients": spec.max_clients}
-    return int(eval(expression, {"pad": pad, "n_k": n_k, **values}))
+    return int(eval(expression, {"pad": pad, "n_k": count, "s_k": count, **values}))
 
 
 @pytest.mark.parametrize(("capacity", "lanes", "clients"), [(1, 1, 1), (1000, 4, 7), (65, 5, 1024)])
@@ -138,7 +138,10 @@ def test_the_regions_are_where_layout_puts_them(capacity: int, lanes: int, clien
     end = 0
     for name, file, offset, size, _ in _cells("Regions"):
         tree, is_level, _ = name.partition(".")
-        levels = layout.tree_levels(capacity) if is_level else [0]
+        starts = layout.start_levels(capacity // lanes)
+        levels = [0]
+        if is_level:
+            levels = starts if tree == "starts" else layout.tree_levels(capacity)
         for level, nodes in enumerate(levels):
             if level == 0:
                 start = end if offset.startswith("end of") else _bytes(offset, spec)

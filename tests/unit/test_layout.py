@@ -94,10 +94,34 @@ def test_every_tree_ends_in_one_root(capacity: int, levels: list[int]) -> None:
     assert layouts.tree_levels(capacity) == levels
 
 
+@pytest.mark.parametrize(
+    ("lane_capacity", "levels"),
+    [
+        (1, [16]),
+        (1024, [16]),
+        (1025, [32, 16]),
+        (16 * 1024, [256, 16]),
+        (16 * 1024 + 1, [272, 32, 16]),
+        (10**7, [156_256, 9_776, 624, 48, 16]),
+    ],
+)
+def test_the_starts_of_a_lane_end_in_one_group(lane_capacity: int, levels: list[int]) -> None:
+    assert layouts.start_levels(lane_capacity) == levels
+    # Each count has its sum above it.
+    assert all(above * 16 >= below for below, above in itertools.pairwise(levels))
+
+
+def test_lanes_have_their_starts_one_after_another() -> None:
+    layout = Layout.of(_spec(3 * 1025, lanes=3))
+    assert layout.regions["starts.0"].bytes == 3 * 32 * 4
+    assert layout.regions["starts.1"].offset == layout.regions["starts.0"].offset + 3 * 32 * 4
+    assert layout.regions["starts.1"].bytes == 3 * 16 * 4
+
+
 def test_the_memory_beside_the_payload_is_at_most_36_bytes_a_slot() -> None:
     million = 1_000_000
     layout = Layout.of(_spec(million, sampler=PrioritizedSampler(alpha=0.6, beta=0.4)))
-    assert sum(layout.files[name] for name in ("slots", "prio")) / million < 33.8
+    assert sum(layout.files[name] for name in ("slots", "prio")) / million < 33.9
     assert (layout.total_bytes - layout.files["data"]) / million < 36
 
 
