@@ -157,7 +157,6 @@ class VersionKind(IntEnum):
 class Counter(IntEnum):
     """Per-client counters that Python adds to (``native/abi.h`` lists them all)."""
 
-    UNCHECKED_ROWS = 8
     REFUSED_PRIORITIES = 9
     OVERWRITTEN_IN_CALL = 12
 

@@ -140,8 +140,8 @@ class PriorityDesk:
         """What is wrong with a row that was refused."""
         return RecordError(
             f"{name}: row {row} has priority {raw[row]}: expected a finite number >= 0 whose mass "
-            "(priority + eps) ** alpha is a finite float32. Nothing was changed. Of a TD error give "
-            "the absolute value."
+            "(priority + eps) ** alpha is a finite float32. Nothing was changed. Of a TD error "
+            "give the absolute value."
         )
 
     # ---- later -----------------------------------------------------------------------------------
@@ -186,10 +186,11 @@ class PriorityDesk:
         for name, value in (("alpha", alpha), ("beta", beta)):
             if value is not None and real(name, value) < 0:
                 raise SpecError(f"{name} must be greater or equal to 0, got {name}={value}")
-        numbers = [math.nan if value is None else float(value) for value in (alpha, beta)]
+        new_alpha = math.nan if alpha is None else float(alpha)
+        new_beta = math.nan if beta is None else float(beta)
 
         def change(segment: Segment) -> Outcome:
-            outcome: Outcome = segment.set_exponents(*numbers, SLICE_NS)
+            outcome: Outcome = segment.set_exponents(new_alpha, new_beta, SLICE_NS)
             if outcome[0] == Status.REFUSED:
                 raise SpecError(
                     f"alpha={alpha}: the greatest priority would have a mass beyond float32. "

@@ -175,6 +175,27 @@ class LimiterInfo(Description):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityInfo(Description):
+    """The priorities of a buffer.
+
+    Attributes:
+        alpha, beta, eps: mass = (priority + eps) ** alpha, weight = (mass / least mass) ** -beta.
+        max_priority: the greatest priority seen, 0 before there is one.
+        total_mass: the sum over all records.
+        least_mass: of the records with any, 0 if there is none.
+    """
+
+    kind: ClassVar[str] = "PriorityInfo"
+
+    alpha: float
+    beta: float
+    eps: float
+    max_priority: float
+    total_mass: float
+    least_mass: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BufferStats(Description):
     """A buffer at one moment.
 
@@ -185,7 +206,7 @@ class BufferStats(Description):
         write_count: records ever written.
         initialized: whether the schema is known and memory reserved.
         prefetch_queue_size: batches that the asking handle holds ready.
-        lanes, clients, limiter: their states.
+        lanes, clients, limiter, priorities: their states; None for what the buffer has not.
         counters: sums over all clients, those that left included.
     """
 
@@ -200,6 +221,7 @@ class BufferStats(Description):
     lanes: tuple[LaneInfo, ...] = ()
     clients: tuple[ClientInfo, ...] = ()
     limiter: LimiterInfo | None = None
+    priorities: PriorityInfo | None = None
     counters: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -233,7 +255,8 @@ class BufferStats(Description):
             "capacity": self.capacity,
             "utilization": self.utilization,
         }
-        states = {"lanes": self.lanes, "clients": self.clients, "limiter": self.limiter}
+        names = ("lanes", "clients", "limiter", "priorities")
+        states = {name: getattr(self, name) for name in names}
         return torchrl | self.counters | states
 
     @classmethod
@@ -241,6 +264,7 @@ class BufferStats(Description):
         values = dict(known)
         for name, kind in (("lanes", LaneInfo), ("clients", ClientInfo)):
             values[name] = tuple(kind.from_json(part) for part in known.get(name, ()))
-        if known.get("limiter") is not None:
-            values["limiter"] = LimiterInfo.from_json(known["limiter"])
+        for name, state in (("limiter", LimiterInfo), ("priorities", PriorityInfo)):
+            if known.get(name) is not None:
+                values[name] = state.from_json(known[name])
         return values

@@ -63,7 +63,7 @@ inline nb::list lanes(Segment& s) {
 
 constexpr const char* kCounterNames[] = {"write_calls", "records_written", "sample_calls", "records_sampled",
                                          "redraws", "rows_updated", "stale_rows", "versions_rejected",
-                                         "unchecked_rows", "refused_priorities", "blocked_ns", "take_overs",
+                                         "unchecked_updates", "refused_priorities", "blocked_ns", "take_overs",
                                          "overwritten_in_call"};
 constexpr const char* kEventNames[] = {"voided_records", "reclaimed_records", "lock_take_overs", "clients_recovered",
                                        "slots_freed"};

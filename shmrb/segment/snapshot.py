@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shmrb import core
-from shmrb.results import BufferStats, ClientInfo, LaneInfo, LimiterInfo
+from shmrb.results import BufferStats, ClientInfo, LaneInfo, LimiterInfo, PriorityInfo
 from shmrb.spec import BufferSpec
 
 ROLES = {role.value: role.name.lower() for role in core.ClientRole}
@@ -38,6 +38,19 @@ def limiter(segment: core.Segment) -> LimiterInfo:
     return LimiterInfo(**segment.limiter())
 
 
+def priorities(segment: core.Segment) -> PriorityInfo:
+    """The priorities and where they stand."""
+    row = segment.priorities()
+    return PriorityInfo(
+        alpha=row["alpha"],
+        beta=row["beta"],
+        eps=row["eps"],
+        max_priority=row["max_priority"],
+        total_mass=row["total"],
+        least_mass=row["least"] if row["total"] > 0 else 0.0,
+    )
+
+
 def stats(segment: core.Segment, name: str, spec: BufferSpec) -> BufferStats:
     """The whole buffer at one moment."""
     return BufferStats(
@@ -49,6 +62,7 @@ def stats(segment: core.Segment, name: str, spec: BufferSpec) -> BufferStats:
         lanes=lanes(segment),
         clients=clients(segment),
         limiter=limiter(segment) if spec.limiter is not None else None,
+        priorities=priorities(segment) if spec.priorities is not None else None,
         counters=segment.counters(),
     )
 

@@ -95,7 +95,7 @@ def test_counters_of_clients_are_64_bits_wide_and_outlive_them(root: Path) -> No
     other = RawSegment.attached(root / "ring")
     ring.segment.count(8, 2**40)
     other.segment.count(8, 3)
-    assert ring.segment.counters()["unchecked_rows"] == 2**40 + 3
+    assert ring.segment.counters()["unchecked_updates"] == 2**40 + 3
     before = ring.segment.counters()
     assert before["records_written"] == CAPACITY
     other.close()
