@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from shmrb.attachment import Attachment
-from shmrb.core import SLICE_NS, Bell, Counter, Segment, Status, WriteFlag
+from shmrb.core import SLICE_NS, Bell, Counter, Outcome, Segment, Status, WriteFlag
 from shmrb.errors import DeadlineError, LaneBusyError, ReadOnlyError, RecordError
 from shmrb.planner.populations import Slots
 from shmrb.records import RecordReader, Rows
-from shmrb.schema import schema_like
+from shmrb.schema import Schema, schema_like
 from shmrb.segment import snapshot
 from shmrb.spec import ImmutableWriter
 from shmrb.waiting import Call, deadline_of
@@ -37,7 +36,6 @@ class Appender:
         self._reader: RecordReader | None = None
         self._lane: int | None = None
         self._leased_in: Segment | None = None
-        self._leasing = threading.Lock()
         self._warned = False
 
     def reader(self) -> RecordReader:
@@ -45,9 +43,7 @@ class Appender:
         if self._reader is None:
             if not self.attachment.is_joined:
                 self.attachment.join()
-            schema = self.attachment.spec.schema
-            assert schema is not None
-            self._reader = RecordReader(schema, self.cast)
+            self._reader = RecordReader(cast(Schema, self.attachment.spec.schema), self.cast)
         return self._reader
 
     def append(self, data: Any, batched: bool, timeout: float | None, end: bool = False) -> Slots:
@@ -60,115 +56,78 @@ class Appender:
             DeadlineError: nothing is written, unless the call was longer than half a lane; then
                 `written` says how many rows are in.
         """
-        self._check_writer()
-        rows = self._rows(data, batched)
-        if rows.count == 0:
-            raise RecordError(f"Expected at least one element in extend. Got data={data}")
-        deadline = deadline_of(timeout, self.attachment.default_timeout)
-        lane = self.lane(deadline)
-        capacity = self.attachment.spec.lane_capacity
-        longest = max(1, capacity // 2)
-        if rows.count <= longest:
-            flags = WriteFlag.END_TRAJECTORY if end else 0
-            ticket = self._chunk(lane, rows.count, rows.addresses, flags, deadline, rows.count)
-            return lane * capacity + (ticket + np.arange(rows.count)) % capacity
-        return self._append_long(lane, rows, longest, deadline, end)
-
-    def lane(self, deadline: float) -> int:
-        """The lane this handle writes: the only one, or one it leases at first use and keeps."""
-        attachment = self.attachment
-        if attachment.spec.lanes == 1:
-            return 0
-        with self._leasing:
-            segment = attachment.segment or attachment.join()
-            if self._lane is not None and segment is self._leased_in:
-                return self._lane
-            while True:
-                status, lane, _, _, _ = segment.lease(-1)
-                if status == Status.OK:
-                    self._lane, self._leased_in = lane, segment
-                    return lane
-                if time.monotonic() >= deadline:
-                    raise LaneBusyError(self._lanes_taken())
-                time.sleep(LOOK_FOR_LANE_EVERY_S)
+        rows = self._checked(data, batched)
+        spec = self.attachment.spec
+        lane = 0
+        if spec.lanes > 1:
+            deadline = deadline_of(timeout, self.attachment.default_timeout)
+            lane = self._leased_lane(deadline)
+            timeout = max(0.0, deadline - time.monotonic())
+        capacity = spec.lane_capacity
+        if rows.count > max(1, capacity // 2):
+            return self._append_long(lane, rows, timeout, end)
+        flags = WriteFlag.END_TRAJECTORY if end else 0
+        ticket = self._write(lane, rows.count, rows.addresses, flags, timeout, rows.count)
+        return _slots(lane, capacity, ticket, rows.count)
 
     def end_trajectory(self, timeout: float | None) -> None:
         """The next record of this handle starts another trajectory."""
-        lane = self.lane(deadline_of(timeout, self.attachment.default_timeout))
+        deadline = deadline_of(timeout, self.attachment.default_timeout)
+        lane = self._leased_lane(deadline) if self.attachment.spec.lanes > 1 else 0
         self.attachment.run(
-            lambda segment: segment.end_trajectory(lane, SLICE_NS), Call("end_trajectory"), timeout
+            lambda segment: segment.end_trajectory(lane, SLICE_NS),
+            Call("end_trajectory"),
+            max(0.0, deadline - time.monotonic()),
         )
 
-    def _check_writer(self) -> None:
+    # ---- what is written -------------------------------------------------------------------------
+
+    def _checked(self, data: Any, batched: bool) -> Rows:
         if isinstance(self.attachment.spec.writer, ImmutableWriter):
             raise ReadOnlyError("This dataset doesn't allow writing.")
-
-    def _rows(self, data: Any, batched: bool) -> Rows:
         if self._reader is None and not self.attachment.is_joined:
             self._publish(data, batched)
-        reader = self.reader()
-        return reader.batch(data) if batched else reader.record(data)
+        reader = self._reader or self.reader()
+        rows = reader.batch(data) if batched else reader.record(data)
+        if rows.count == 0:
+            raise _nothing(data)
+        return rows
 
     def _publish(self, data: Any, batched: bool) -> None:
         """The first write decides the schema; whoever loses that race is checked against it."""
-        if self.attachment.spec.schema is not None or self.attachment.is_closed:
+        attachment = self.attachment
+        if attachment.spec.schema is not None or attachment.is_closed:
             return
-        if batched and isinstance(data, list):
-            if not data:
-                raise RecordError(f"Expected at least one element in extend. Got data={data}")
-            data, batched = data[0], False
-        self.attachment.publish(schema_like(data, batched=batched))
+        if isinstance(data, list) and not data:
+            raise _nothing(data)
+        schema = schema_like(data, batched=batched)
+        reader = RecordReader(schema, self.cast)
+        if (reader.batch(data) if batched else reader.record(data)).count == 0:
+            raise _nothing(data)
+        attachment.publish(schema)
 
-    def _append_long(
-        self, lane: int, rows: Rows, longest: int, deadline: float, end: bool
-    ) -> Slots:
-        capacity = self.attachment.spec.lane_capacity
-        if rows.count > capacity:
-            self._note_overwritten(rows.count - capacity, capacity)
-        if self.attachment.spec.limiter is not None:
-            self._admit(rows.count, deadline)
-        slots = np.empty(rows.count, np.int64)
-        strides = self.reader().strides
-        for start in range(0, rows.count, longest):
-            count = min(longest, rows.count - start)
-            addresses = rows.tail(start, strides)
-            flags = int(WriteFlag.ADMITTED)
-            if end and start + count == rows.count:
-                flags |= WriteFlag.END_TRAJECTORY
-            try:
-                ticket = self._chunk(lane, count, addresses, flags, deadline, rows.count)
-            except DeadlineError as error:
-                error.written = start
-                raise
-            slots[start : start + count] = lane * capacity + (ticket + np.arange(count)) % capacity
-        return slots
+    # ---- where it goes ---------------------------------------------------------------------------
 
-    def _chunk(
-        self, lane: int, count: int, addresses: list[int], flags: int, deadline: float, of: int
-    ) -> int:
-        return self.attachment.run(
-            lambda segment: segment.extend(lane, count, addresses, 0, flags, SLICE_NS),
-            Call("extend", of, Bell.ROOM),
-            max(0.0, deadline - time.monotonic()),
-        )
+    def _leased_lane(self, deadline: float) -> int:
+        """The lane that this handle writes: it leases one at its first use and keeps it."""
+        attachment = self.attachment
+        while True:
+            segment = attachment.segment or attachment.join()
+            with attachment.guard:
+                if self._lane is not None and segment is self._leased_in:
+                    return self._lane
+                outcome = segment.lease(-1)
+                if outcome[0] == Status.OK:
+                    self._lane, self._leased_in = int(outcome[1]), segment
+                    return self._lane
+            if outcome[0] != Status.BUSY:
+                self._refuse(outcome)
+            if time.monotonic() >= deadline:
+                raise LaneBusyError(self._lanes_taken())
+            time.sleep(LOOK_FOR_LANE_EVERY_S)
 
-    def _admit(self, count: int, deadline: float) -> None:
-        self.attachment.run(
-            lambda segment: segment.admit(count, SLICE_NS),
-            Call("extend", count, Bell.ROOM),
-            max(0.0, deadline - time.monotonic()),
-        )
-
-    def _note_overwritten(self, count: int, capacity: int) -> None:
-        segment = self.attachment.segment or self.attachment.join()
-        segment.count(Counter.OVERWRITTEN_IN_CALL, count)
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"extend: more records in one call than a lane of {capacity} holds: the first "
-                f"{count} of them are overwritten by the last before anybody can draw them.",
-                stacklevel=5,
-            )
+    def _refuse(self, outcome: Outcome) -> None:
+        self.attachment.run(lambda _: outcome, Call("extend"), 0.0)
 
     def _lanes_taken(self) -> str:
         segment = self.attachment.segment or self.attachment.join()
@@ -179,3 +138,77 @@ class Appender:
             f"leased, by {named}. Create the buffer with more lanes, or close a handle that writes."
         )
 
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def _write(
+        self,
+        lane: int,
+        count: int,
+        addresses: list[int],
+        flags: int,
+        timeout: float | None,
+        of: int,
+    ) -> int:
+        """Writes up to half a lane; the ticket of the first row. `of`: rows of the whole call."""
+        return self.attachment.run(
+            lambda segment: segment.extend(lane, count, addresses, 0, flags, SLICE_NS),
+            Call("extend", of, Bell.ROOM),
+            timeout,
+        )
+
+    def _append_long(self, lane: int, rows: Rows, timeout: float | None, end: bool) -> Slots:
+        """More than half a lane goes in pieces, each whole for itself."""
+        attachment = self.attachment
+        deadline = deadline_of(timeout, attachment.default_timeout)
+        capacity = attachment.spec.lane_capacity
+        longest = max(1, capacity // 2)
+        if attachment.spec.limiter is not None:
+            attachment.run(
+                lambda segment: segment.admit(rows.count, SLICE_NS),
+                Call("extend", rows.count, Bell.ROOM),
+                max(0.0, deadline - time.monotonic()),
+            )
+        slots = np.empty(rows.count, np.int64)
+        strides = self.reader().strides
+        for start in range(0, rows.count, longest):
+            count = min(longest, rows.count - start)
+            flags = int(WriteFlag.ADMITTED)
+            if end and start + count == rows.count:
+                flags |= WriteFlag.END_TRAJECTORY
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                addresses = rows.tail(start, strides)
+                ticket = self._write(lane, count, addresses, flags, left, rows.count)
+            except DeadlineError as error:
+                error.written = start
+                raise
+            slots[start : start + count] = _slots(lane, capacity, ticket, count)
+        if rows.count > capacity:
+            self._note_overwritten(rows.count - capacity, capacity)
+        return slots
+
+    def _note_overwritten(self, count: int, capacity: int) -> None:
+        segment = self.attachment.segment or self.attachment.join()
+        segment.count(Counter.OVERWRITTEN_IN_CALL, count)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"extend: more records in one call than a lane of {capacity} holds: the first "
+                f"{count} of them were overwritten by the last before anybody could draw them.",
+                stacklevel=6,
+            )
+
+
+def _slots(lane: int, capacity: int, ticket: int, count: int) -> Slots:
+    """The slots of `count` tickets of a lane."""
+    first = ticket % capacity
+    slots = np.arange(first, first + count)
+    if first + count > capacity:
+        slots %= capacity
+    if lane:
+        slots += lane * capacity
+    return slots
+
+
+def _nothing(data: Any) -> RecordError:
+    return RecordError(f"Expected at least one element in extend. Got data={data}")

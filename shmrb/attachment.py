@@ -1,7 +1,8 @@
-"""A handle's link to its buffer: joins, joins again after a fork, and makes waiting calls (floor F5)."""
+"""A handle's link to its buffer: joins, again after a fork, and makes waiting calls (floor F5)."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
@@ -14,6 +15,7 @@ from shmrb.core import HeldByte, Outcome, Rng, Segment, Status, new_rng
 from shmrb.errors import (
     AttachError,
     ClosedError,
+    DeadlineError,
     EmptyBufferError,
     NoSuchBufferError,
     NotReadyError,
@@ -25,7 +27,7 @@ from shmrb.segment.directory import Root
 from shmrb.segment.entries import State
 from shmrb.segment.member import Member
 from shmrb.spec import BufferSpec
-from shmrb.waiting import Call, Wait, deadline_of, post
+from shmrb.waiting import Call, Wait, check_timeout, deadline_of, post
 
 # How often an attacher looks whether the name has appeared.
 LOOK_EVERY_S = 0.02
@@ -59,6 +61,11 @@ class Attachment:
         default_timeout: seconds for calls that give none.
         seed: of this handle's random stream; None: entropy.
         hold: the byte of a creator whose buffer ends with it; the member that joins holds it on.
+
+    Attributes:
+        guard: for what the threads that share a handle must agree on; a forked child has its own.
+        segment: None whenever the next call has more to do than to use it: not joined, forked,
+            closed.
     """
 
     def __init__(
@@ -78,13 +85,14 @@ class Attachment:
         self.client_name = client_name
         self.default_timeout = default_timeout
         self.rng: Rng = new_rng(seed)
+        self.guard = threading.RLock()
+        self.segment: Segment | None = None
         self._hold = hold
         self._member: Member | None = None
         self._closed = False
-        self._joining = threading.Lock()
-        # None whenever the next call has more to do than to use it: not joined, forked, closed.
-        self.segment: Segment | None = None
         _attachments.add(self)
+        if hold is not None:
+            _bounded.add(address)
 
     @property
     def is_joined(self) -> bool:
@@ -111,7 +119,7 @@ class Attachment:
 
     def join(self) -> Segment:
         """Takes a client slot, or finds out why there is nothing to join."""
-        with self._joining:
+        with self.guard:
             if self.segment is not None:
                 return self.segment
             if self._closed:
@@ -137,10 +145,39 @@ class Attachment:
             self.segment = member.segment
             return member.segment
 
+    def try_join(self) -> Segment | None:
+        """Joins, unless the buffer is declared and nobody has written to it."""
+        try:
+            return self.segment or self.join()
+        except EmptyBufferError:
+            return None
+
+    def await_join(self, call: Call, timeout: float | None) -> Segment:
+        """Joins as soon as somebody's first write has reserved the memory.
+
+        Raises:
+            DeadlineError: nobody wrote in time.
+        """
+        started = time.monotonic()
+        deadline = deadline_of(timeout, self.default_timeout)
+        while True:
+            try:
+                return self.join()
+            except EmptyBufferError:
+                if time.monotonic() >= deadline:
+                    raise DeadlineError(
+                        f"{call.name}: waited {time.monotonic() - started:.1f} s for a first "
+                        f"record; {self.address.name} is declared and nobody has written to it."
+                    ) from None
+            time.sleep(LOOK_EVERY_S)
+
     def publish(self, schema: Schema) -> None:
         """First write into a declared buffer: reserves its memory, unless somebody was faster."""
         if self.segment is None and not self._closed:
-            Root(self.address.root).publish_declared(self.address.name, schema)
+            root = Root(self.address.root)
+            if root.find(self.address.name).uuid != self.address.uuid:
+                raise self._gone()
+            root.publish_declared(self.address.name, schema)
         self.join()
 
     def run(
@@ -155,15 +192,18 @@ class Attachment:
             DeadlineError: `timeout` seconds (None: the handle's default) passed.
             ClosedError, StaleAttachmentError, EmptyBufferError, ReadOnlyError, CorruptionError.
         """
-        segment = self.segment or self.join()
-        outcome = op(segment)
+        if timeout is not None:
+            check_timeout(timeout)
+        outcome = op(self.segment or self.join())
         if outcome[0] == 0 and not outcome[4]:
             return outcome[1]
-        member = self.member
         if outcome[0] == Status.OK:
-            post(member, outcome[4])
+            member = self._member  # None if another thread closed the handle: the call is done
+            if member is not None:
+                post(member, outcome[4])
             return outcome[1]
-        return Wait(member, call, deadline_of(timeout, self.default_timeout)).until(op, outcome)
+        deadline = deadline_of(timeout, self.default_timeout)
+        return Wait(self.member, call, deadline).until(op, outcome)
 
     def _gone(self) -> StaleAttachmentError:
         return StaleAttachmentError(
@@ -174,7 +214,7 @@ class Attachment:
     def close(self) -> None:
         """Gives the client slot back; calls of other threads end first. Again: nothing."""
         self._closed = True
-        with self._joining:
+        with self.guard:
             member, self._member, self.segment = self._member, None, None
         if member is not None:
             member.close()
@@ -187,7 +227,7 @@ class Attachment:
 
     def after_fork(self) -> None:
         """In the child: the client slot is the parent's, the random stream must not be."""
-        self._joining = threading.Lock()
+        self.guard = threading.RLock()
         member, self._member, self.segment = self._member, None, None
         self._hold = None
         self.rng = new_rng()
@@ -196,14 +236,28 @@ class Attachment:
 
 
 _attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
+# Buffers that end with this process, which made them.
+_bounded: set[Address] = set()
 
 
 def _after_fork() -> None:
+    _bounded.clear()
     for attachment in list(_attachments):
         attachment.after_fork()
 
 
+def _end_bounded() -> None:
+    """At exit: what is left of them would lie there until the next creation in that root."""
+    for attachment in list(_attachments):
+        if attachment.address in _bounded:
+            attachment.close()
+    for address in _bounded:
+        with contextlib.suppress(ShmrbError, OSError):
+            Root(address.root).reclaim_bounded(address.name)
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_end_bounded)
 
 
 def find(roots: list[str], name: str, timeout: float) -> tuple[str, BufferSpec, bytes]:

@@ -1,13 +1,13 @@
 """Records on their way out: a batch's memory, and the shape in which the user gets it (floor F5).
 
-A batch is private memory, allocated once and filled by one native call. Handles in torch format give
-TensorDicts, built without re-validation since every leaf was just made here; handles in numpy format
-give nested dictionaries of arrays and never import torch.
+A batch is private memory, allocated once and filled by one native call. Handles in torch format
+give TensorDicts, built without re-validation since every leaf was just made here; handles in numpy
+format give nested dictionaries of arrays and never import torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,10 +22,20 @@ from shmrb.schema import Schema
 
 INDEX = "index"
 GENERATION = "index_generation"
+_STAMPS = (Field((INDEX,), "int64", ()), Field((GENERATION,), "int64", ()))
+
+# Makes the user's mapping of a dictionary and the size of its first dimension.
+Wrap = Callable[[dict[str, Any], tuple[int, ...]], Any]
 
 
 class Batch(NamedTuple):
-    """Leaves of the schema's fields in order, what names and dates each record, and where all lie."""
+    """The memory of one batch.
+
+    Attributes:
+        leaves: one a field of the schema, in its order; None where a field is left out.
+        index, generation: what names and dates each record.
+        addresses, index_address, generation_address: where all of them lie, 0 where left out.
+    """
 
     leaves: list[Any]
     index: Any
@@ -46,112 +56,142 @@ class BatchFormat:
     def __init__(self, schema: Schema, name: str) -> None:
         self.schema = schema
         self.name = name
-        self._fields = schema.fields
-        dtypes = [DTYPES[field.dtype] for field in self._fields]
+        self.strides = [field.row_bytes for field in schema.fields]
+        dtypes = [DTYPES[field.dtype] for field in schema.fields]
         self._kinds = [
             (field.shape, np.dtype(dtype.numpy))
-            for field, dtype in zip(self._fields, dtypes, strict=True)
+            for field, dtype in zip(schema.fields, dtypes, strict=True)
         ]
-        self._nested = any(len(field.path) > 1 for field in self._fields)
-        self._branch = _numpy_branch
-        self._wrap: Callable[[Any], Any] | None = None
+        self._shape = _Shape(schema)
+        self._wrap: Wrap = _dictionary
+        self._from_numpy: Callable[[Any], Any] | None = None
+        # numpy has no bfloat16: such a column is made as uint16 and seen as what it is.
         self._halves: list[int] = []
         if name == "torch":
             import torch
 
-            self._branch = _torch_branches()
-            self._wrap = torch.from_numpy
-            # numpy has no bfloat16: such a column is made as uint16 and seen as what it is.
+            self._wrap = _tensordict_maker()
+            self._from_numpy = torch.from_numpy
             self._halves = [i for i, dtype in enumerate(dtypes) if dtype.name == "bfloat16"]
+        # The batch that was last given as out=, and its memory: loops reuse one.
+        self._last_reused: tuple[Any, Batch] = (None, Batch([], None, None, [], 0, 0))
 
-    def allocate(self, count: int) -> Batch:
+    def allocate(self, count: int, columns: Collection[int] | None = None) -> Batch:
         """Memory for `count` records; its contents are arbitrary.
 
         numpy makes it for both formats: it allocates three times as fast as torch.
+
+        Args:
+            count: records.
+            columns: positions of the fields to make room for; None: all.
         """
-        arrays = [np.empty((count, *shape), dtype) for shape, dtype in self._kinds]
-        index, generation = np.empty(count, np.int64), np.empty(count, np.int64)
-        address = core.address
+        if columns is not None:
+            return self._allocate_some(count, columns)
+        empty, address = np.empty, core.address
+        arrays = [empty((count, *shape), dtype) for shape, dtype in self._kinds]
+        index: Any = empty(count, np.int64)
+        generation: Any = empty(count, np.int64)
         places = [address(array) for array in arrays]
-        wrap = self._wrap
-        if wrap is None:
-            leaves: list[Any] = arrays
-            return Batch(leaves, index, generation, places, address(index), address(generation))
-        leaves = [wrap(array) for array in arrays]
-        for i in self._halves:
-            leaves[i] = leaves[i].view(_bfloat16())
-        return Batch(
-            leaves, wrap(index), wrap(generation), places, address(index), address(generation)
-        )
+        index_address, generation_address = address(index), address(generation)
+        leaves: list[Any] = arrays
+        if self._from_numpy is not None:
+            leaves = [self._from_numpy(array) for array in arrays]
+            index, generation = self._from_numpy(index), self._from_numpy(generation)
+            for i in self._halves:
+                leaves[i] = self._as_bfloat16(leaves[i])
+        return Batch(leaves, index, generation, places, index_address, generation_address)
+
+    def _allocate_some(self, count: int, columns: Collection[int]) -> Batch:
+        stamps = np.empty((2, count), np.int64)
+        leaves: list[Any] = [None] * len(self._kinds)
+        places = [0] * len(self._kinds)
+        for i in columns:
+            shape, dtype = self._kinds[i]
+            array = np.empty((count, *shape), dtype)
+            places[i] = core.address(array)
+            leaves[i] = self.from_numpy(array)
+            if i in self._halves:
+                leaves[i] = self._as_bfloat16(leaves[i])
+        index, generation = self.from_numpy(stamps[0]), self.from_numpy(stamps[1])
+        index_address, generation_address = core.address(stamps[0]), core.address(stamps[1])
+        return Batch(leaves, index, generation, places, index_address, generation_address)
+
+    def from_numpy(self, array: Any) -> Any:
+        """An array as this format has it."""
+        return array if self._from_numpy is None else self._from_numpy(array)
+
+    def _as_bfloat16(self, leaf: Any) -> Any:
+        import torch
+
+        return leaf.view(torch.bfloat16)
 
     def assemble(self, leaves: list[Any], count: int | None, info: Mapping[str, Any]) -> Any:
         """The user's batch: nested fields, then `info` beside them.
 
         Args:
-            leaves: one a field.
+            leaves: one a field; where None, the field is left out.
             count: records along the first dimension; None: one record without that dimension.
             info: keys to add at the root; a root that is no mapping has no room for them.
         """
         if self.schema.root == "tensor":
             return leaves[0]
-        if self.schema.root == "tuple":
-            return self._assemble_tuple(leaves, count)
         lead = () if count is None else (count,)
-        tree: dict[str, Any] = {}
-        if self._nested:
-            for field, leaf in zip(self._fields, leaves, strict=True):
-                node = tree
-                for part in field.path[:-1]:
-                    node = node.setdefault(part, {})
-                node[field.path[-1]] = leaf
-        else:
-            for field, leaf in zip(self._fields, leaves, strict=True):
-                tree[field.path[0]] = leaf
-        tree.update(info)
-        return self._branch(tree, lead)
+        branches = self._shape.fill(leaves, lead, self._wrap)
+        if self.schema.root == "tuple":
+            return tuple(branches[str(place)] for place in range(len(branches)))
+        branches.update(info)
+        return self._wrap(branches, lead)
 
     def add_info(self, data: Any, info: Mapping[str, Any]) -> Any:
-        """Sets `info` in a batch that transforms have made."""
-        if is_mapping(data):
-            for key, value in info.items():
-                data[key] = value
+        """Sets `info` in a batch that transforms have made.
+
+        Raises:
+            RecordError: they changed the number of records, so nothing says which is which.
+        """
+        if not is_mapping(data):
+            return data
+        size = getattr(data, "batch_size", None)
+        for key, value in info.items():
+            if size is not None and tuple(size[:1]) != tuple(value.shape):
+                raise RecordError(
+                    f"sample: a transform made a batch of size {list(size)} out of {len(value)} "
+                    f"records, so {key!r} would not say which is which. Let it keep their number."
+                )
+            data[key] = value
         return data
 
-    def from_numpy(self, array: Any) -> Any:
-        """An int64 or bool array as this format has it."""
-        return array if self._wrap is None else self._wrap(array)
-
-    def _assemble_tuple(self, leaves: list[Any], count: int | None) -> tuple[Any, ...]:
-        lead = () if count is None else (count,)
-        parts: dict[str, Any] = {}
-        for field, leaf in zip(self._fields, leaves, strict=True):
-            node = parts
-            for part in field.path[:-1]:
-                node = node.setdefault(part, {})
-            node[field.path[-1]] = leaf
-        return tuple(
-            self._branch(part, lead) if isinstance(part, dict) else part
-            for _, part in sorted(parts.items(), key=lambda item: int(item[0]))
-        )
-
     def reuse(self, out: Any, count: int) -> Batch:
-        """The memory of an earlier batch, checked leaf by leaf.
+        """The memory of an earlier batch, checked leaf by leaf unless it is the last one again.
 
         Raises:
             RecordError: a leaf is missing, of another shape or dtype, or not contiguous.
         """
+        last, batch = self._last_reused
+        if out is last and len(batch.index) == count and self._still_holds(out, batch):
+            return batch
         if self.schema.root != "dict":
             raise RecordError("out=: only batches with named fields can be reused.")
-        leaves = [self._reused(_leaf_at(out, field.path), field, count) for field in self._fields]
-        stamps = Field((INDEX,), "int64", ()), Field((GENERATION,), "int64", ())
-        index, generation = (self._reused(_leaf_at(out, f.path), f, count) for f in stamps)
-        address = core.address if self._wrap is None else _tensor_address
+        fields = (*self.schema.fields, *_STAMPS)
+        leaves = [self._reused(_leaf_at(out, field.path), field, count) for field in fields]
+        address = core.address if self._from_numpy is None else _tensor_address
         places = [address(leaf) for leaf in leaves]
-        return Batch(leaves, index, generation, places, address(index), address(generation))
+        batch = Batch(leaves[:-2], leaves[-2], leaves[-1], places[:-2], places[-2], places[-1])
+        self._last_reused = out, batch
+        return batch
+
+    def _still_holds(self, out: Any, batch: Batch) -> bool:
+        """Whether the leaves of `out` are those of `batch`, where they were."""
+        leaves = (*batch.leaves, batch.index, batch.generation)
+        places = (*batch.addresses, batch.index_address, batch.generation_address)
+        address = core.address if self._from_numpy is None else _tensor_address
+        found = self._shape.leaves_of(out)
+        return all(
+            mine is leaf and address(leaf) == place
+            for mine, leaf, place in zip(found, leaves, places, strict=True)
+        )
 
     def _reused(self, leaf: Any, field: Field, count: int) -> Any:
         dtype = DTYPES[field.dtype]
-        expected = f"{dtype.name} {[count, *field.shape]}, contiguous, on the CPU"
         if self.name == "torch":
             right = (
                 is_tensor(leaf)
@@ -171,8 +211,55 @@ class BatchFormat:
         if right:
             return leaf
         shape = list(getattr(leaf, "shape", ()))
-        got = f"{getattr(leaf, 'dtype', type(leaf).__name__)} {shape}"
-        raise RecordError(f"out=, field {field}: expected {expected}, got {got}.")
+        raise RecordError(
+            f"out=, field {show_path(field.path)}: expected {dtype.name} {[count, *field.shape]}, "
+            f"contiguous, on the CPU, got {getattr(leaf, 'dtype', type(leaf).__name__)} {shape}."
+        )
+
+
+class _Shape:
+    """Which dictionary each leaf of a nested record lies in.
+
+    Dictionaries are numbered, parents before children; 0 is the root.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        numbers: dict[tuple[str, ...], int] = {(): 0}
+        for field in schema.fields:
+            for length in range(1, len(field.path)):
+                numbers.setdefault(field.path[:length], len(numbers))
+        self._places = [(numbers[field.path[:-1]], field.path[-1]) for field in schema.fields]
+        branches = list(numbers)[1:]
+        self._branches = [(numbers[path[:-1]], path[-1]) for path in branches]
+
+    def fill(self, leaves: list[Any], lead: tuple[int, ...], wrap: Wrap) -> dict[str, Any]:
+        """The root dictionary, with those below it wrapped."""
+        root: dict[str, Any] = {}
+        nodes = [root, *({} for _ in self._branches)]
+        for (number, key), leaf in zip(self._places, leaves, strict=True):
+            if leaf is not None:
+                nodes[number][key] = leaf
+        for number in range(len(self._branches), 0, -1):
+            parent, key = self._branches[number - 1]
+            if nodes[number]:
+                nodes[parent][key] = wrap(nodes[number], lead)
+        return root
+
+    def leaves_of(self, data: Any) -> Iterator[Any]:
+        """The leaves in order, then index and generation; None for what is not there."""
+        nodes = [_dictionary_of(data)]
+        for parent, key in self._branches:
+            nodes.append(_dictionary_of(nodes[parent].get(key)))
+        for number, key in self._places:
+            yield nodes[number].get(key)
+        yield nodes[0].get(INDEX)
+        yield nodes[0].get(GENERATION)
+
+
+def _dictionary_of(data: Any) -> Mapping[str, Any]:
+    """A dictionary, that in a TensorDict, or an empty one."""
+    fields = data if type(data) is dict else getattr(data, "_tensordict", None)
+    return fields if isinstance(fields, dict) else {}
 
 
 def _leaf_at(data: Any, path: tuple[str, ...]) -> Any:
@@ -183,33 +270,24 @@ def _leaf_at(data: Any, path: tuple[str, ...]) -> Any:
     return data
 
 
-def _bfloat16() -> Any:
-    import torch
-
-    return torch.bfloat16
-
-
 def _tensor_address(tensor: Any) -> int:
     address: int = tensor.data_ptr()
     return address
 
 
-def _torch_branches() -> Callable[[dict[str, Any], tuple[int, ...]], Any]:
+def _tensordict_maker() -> Wrap:
     from tensordict import TensorDict
     from torch import Size
 
-    # Every leaf was just made with this batch size: TensorDict's own checks would cost more than the gather.
+    # Every leaf was just made with this batch size: TensorDict's own checks would cost more than
+    # the gather.
     unchecked = TensorDict._new_unsafe
 
-    def branches(tree: dict[str, Any], lead: tuple[int, ...]) -> Any:
-        size = Size(lead)
-        for key, value in tree.items():
-            if type(value) is dict:
-                tree[key] = branches(value, lead)
-        return unchecked(source=tree, batch_size=size)
+    def tensordict(tree: dict[str, Any], lead: tuple[int, ...]) -> Any:
+        return unchecked(source=tree, batch_size=Size(lead))
 
-    return branches
+    return tensordict
 
 
-def _numpy_branch(tree: dict[str, Any], lead: tuple[int, ...]) -> Any:
+def _dictionary(tree: dict[str, Any], lead: tuple[int, ...]) -> dict[str, Any]:
     return tree

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shmrb import opening
 from shmrb.appender import Appender
 from shmrb.attachment import Attachment
-from shmrb.batches import BatchFormat
 from shmrb.cells import Cells
 from shmrb.consumer import Consumer
 from shmrb.core import SLICE_NS
-from shmrb.errors import ClosedError, EmptyBufferError, RecordError, SpecError
+from shmrb.errors import SpecError, SpecTypeError
 from shmrb.limits import Limits
+from shmrb.nesting import with_first_dimension
 from shmrb.opening import HandleOptions
-from shmrb.records import RecordReader
-from shmrb.results import BufferStats
 from shmrb.schema import Schema
-from shmrb.segment import snapshot
 from shmrb.segment.directory import Exist
+from shmrb.slotwise import Slotwise
 from shmrb.spec import (
     BufferSpec,
     Limiter,
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from shmrb.producer import Producer
 
 
-class ReplayBuffer:
+class ReplayBuffer(Slotwise):
     """A replay buffer that many processes share.
 
     The constructor creates the buffer, or attaches to one of the same description under that name.
@@ -48,8 +46,8 @@ class ReplayBuffer:
     after a fork the child's handle attaches by itself.
 
     Args:
-        name: what others attach by, 1 to 4 parts joined by "/"; None: a private buffer that ends with
-            its creator.
+        name: what others attach by, 1 to 4 parts joined by "/"; None: a private buffer that ends
+            with its creator.
         storage: where the records lie and how many. Records.
         schema: the fields of a record (`schema_like`, `schema_from_env`, or nested dictionaries of
             (dtype, shape)); None: the first write decides, until then nothing is reserved.
@@ -67,7 +65,7 @@ class ReplayBuffer:
         lifetime: "persistent" until dropped, or "creator": ends with this process.
         max_clients: how many handles may be attached at a time.
         default_timeout: seconds for waiting calls that give none.
-        root: directory of the segments; None: as DESIGN: $SHMRB_ROOT, the service's, the user's own.
+        root: directory of the segments; None: $SHMRB_ROOT, else the service's, else the user's own.
         client_name: a label in listings and errors.
         track_generations: only True: stamps are always on.
 
@@ -145,11 +143,13 @@ class ReplayBuffer:
         opening.refuse_unbuilt(spec)
         self._attachment = attachment
         self._options = options
-        self._appender = Appender(attachment, options.cast)
-        self._consumer = Consumer(attachment, spec.sampler, spec.sample_unit, spec.batch_size)
-        self._cells = Cells(attachment)
         self._transforms = Transforms()
-        self._form_made: BatchFormat | None = None
+        self._appender = Appender(attachment, options.cast)
+        self._consumer = Consumer(
+            attachment, options.format, spec.sampler, spec.sample_unit, spec.batch_size
+        )
+        self._cells = Cells(self._appender, self._consumer, self._transforms)
+        self._is_within_pass = False
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -176,17 +176,22 @@ class ReplayBuffer:
     def add(self, data: Any, *, timeout: float | None = None) -> Any:
         """Appends one record, without the first dimension; its slot as an int.
 
+        Transforms see it as a batch of one; if they make no record or several of it, the slots are
+        returned as `extend` does.
+
         Raises as `extend`.
         """
-        slots = self._append(data, batched=False, timeout=timeout)
-        return int(slots[0]) if len(slots) == 1 else slots
+        if self._transforms.change_writes:
+            slots = self._append(with_first_dimension(data), True, timeout)
+            return int(slots[0]) if len(slots) == 1 else slots
+        return int(self._appender.append(data, False, timeout)[0])
 
     def _append(self, data: Any, batched: bool, timeout: float | None) -> Any:
         if self._transforms:
             data = self._transforms.before_writing(data)
             if data is None:
-                return self._int64(np.empty(0, np.int64))
-        return self._int64(self._appender.append(data, batched, timeout))
+                return self._consumer.int64(np.empty(0, np.int64))
+        return self._consumer.int64(self._appender.append(data, batched, timeout))
 
     def producer(
         self,
@@ -222,6 +227,7 @@ class ReplayBuffer:
         self._attachment.run(
             lambda segment: segment.empty(empty_write_count, SLICE_NS), Call("empty"), timeout
         )
+        self._consumer.restart()
 
     # ---- sampling --------------------------------------------------------------------------------
 
@@ -240,7 +246,8 @@ class ReplayBuffer:
             return_info: also return a dictionary of what goes beside the fields.
             timeout: seconds to wait for the limiter; given and above 0, an empty buffer is waited
                 for too, else it is refused at once. None: the handle's default.
-            out: an earlier batch of this size and form; its memory is used again.
+            out: an earlier batch of this size and form; its memory is used again, and it is what
+                is returned, unless transforms or a short last batch make another.
 
         Returns:
             B records as a TensorDict (or nested dictionaries of arrays), in memory of the caller's:
@@ -251,19 +258,18 @@ class ReplayBuffer:
             EmptyBufferError: there is no record.
             DeadlineError: the limiter let nothing through, or too few records stayed whole.
 
-        Concurrency: any number of processes; a record overwritten while it is copied is drawn again.
+        Concurrency: any number of processes; a record overwritten while it is copied is drawn
+        again.
         Cost: one gather; no system call unless waiting.
         """
-        count = self._consumer.resolve_batch_size(batch_size)
-        form = self._form
-        memory = None if out is None else form.reuse(out, count)
-        drawn = self._consumer.draw(form, count, timeout, memory)
+        drawn = self._consumer.draw(batch_size, timeout, out)
+        form = self._consumer.form
         info = drawn.info()
-        if out is not None and not self._transforms and drawn.count == count:
-            data = out
-        elif self._transforms:
+        if self._transforms:
             data = form.assemble(drawn.batch.leaves, drawn.count, {})
             data = form.add_info(self._transforms.after_reading(data), info)
+        elif drawn.reuses_out:
+            data = out
         else:
             data = form.assemble(drawn.batch.leaves, drawn.count, info)
         return (data, info) if return_info else data
@@ -281,9 +287,11 @@ class ReplayBuffer:
 
     def next(self) -> Any:
         """The next batch, None when a pass without replacement is over; then a new one starts."""
-        if self._consumer.ran_out:
-            self._consumer.ran_out = False
+        if self._is_within_pass and self._consumer.ran_out:
+            self._is_within_pass = False
             return None
+        self._is_within_pass = True
+        self._consumer.ran_out = False
         return self.sample()
 
     @property
@@ -291,137 +299,7 @@ class ReplayBuffer:
         """The handle's batch size."""
         return self._consumer.batch_size
 
-    # ---- records by slot -------------------------------------------------------------------------
-
-    def __getitem__(self, index: Any) -> Any:
-        """A copy of records, or of one field.
-
-        An integer gives one record, an array of slots, a slice or a mask several; a key gives that
-        field of all records. Transforms run on whole records.
-        """
-        form = self._form
-        if isinstance(index, str) or (isinstance(index, tuple) and _is_key(index)):
-            if self._transforms:
-                return self[:][index]
-            position = form.schema.find(index)
-            return self._cells.read(form, self._cells.live(), [position]).batch.leaves[position]
-        slots, single = self._cells.slots(index)
-        drawn = self._cells.read(form, slots)
-        leaves = drawn.batch.leaves
-        if single and drawn.count == 0:
-            raise IndexError(f"slot {int(slots[0])} holds no live record.")
-        if single:
-            data = form.assemble([leaf[0] for leaf in leaves], None, {})
-        else:
-            data = form.assemble(leaves, drawn.count, {})
-        return self._transforms.after_reading(data)
-
-    def __setitem__(self, index: Any, data: Any) -> None:
-        """Writes over live records in place: stamps, order and counts stay."""
-        if isinstance(index, str) or (isinstance(index, tuple) and _is_key(index)):
-            self.set_(index, data)
-            return
-        slots, single = self._cells.slots(index)
-        data = self._transforms.before_writing(data)
-        self._cells.write_records(self._reader, slots, data, single, "__setitem__")
-
-    def read_all_in_order(self, end: int | None = None) -> Any:
-        """All records by slot, or those of the first `end` slots; a copy."""
-        return self[:end]
-
-    def write_all(self, data: Any, end: int | None = None) -> None:
-        """Writes over all records in place; a buffer that is not full takes the first len(data)."""
-        if end is None and len(self) < self._attachment.spec.capacity:
-            end = len(data) if hasattr(data, "batch_size") else _rows_of(data)
-        self[:end] = data
-
-    def set_at_(self, key: Any, value: Any, index: Any) -> Self:
-        """Writes one field of some records in place, bypassing transforms; the handle itself."""
-        slots, single = self._cells.slots(index)
-        if single:
-            value = _with_first_dimension(value)
-        self._cells.write_fields(self._reader, slots, {key: value}, "set_at_")
-        return self
-
-    def set_(self, key: Any, value: Any) -> Self:
-        """Writes one field of all records in place, bypassing transforms; the handle itself."""
-        self._cells.write_fields(self._reader, self._cells.live(), {key: value}, "set_")
-        return self
-
-    def update_(self, data: Any, clone: bool = False, *, keys_to_update: Any = None) -> Self:
-        """Writes the given fields of all records in place, bypassing transforms.
-
-        `clone` is accepted for TorchRL's sake: values are always copied.
-        """
-        values = _flat(data)
-        if keys_to_update is not None:
-            wanted = {(key,) if isinstance(key, str) else tuple(key) for key in keys_to_update}
-            values = {key: value for key, value in values.items() if key in wanted}
-        self._cells.write_fields(self._reader, self._cells.live(), values, "update_")
-        return self
-
-    def generations_of(self, index: Any) -> Any:
-        """The stamps of slots: int64 in the shape of `index`, -1 where there is no usable stamp.
-
-        A stamp counts the writes into its slot: 0 for the first. Stamps are never given twice, not
-        after `empty`, a restart or re-creation of the name.
-        """
-        if not self.initialized:
-            shape = np.asarray(index).shape
-            return self._int64(np.full(shape, -1, np.int64))
-        return self._cells.generations(index, self._int64)
-
-    # ---- what there is ---------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Records that may be drawn now."""
-        if not self.initialized:
-            return 0
-        return self._attachment.run(lambda segment: segment.size(), Call("len"))
-
-    @property
-    def write_count(self) -> int:
-        """Records ever written, since `empty(empty_write_count=True)`."""
-        if not self.initialized:
-            return 0
-        return self._attachment.run(lambda segment: segment.write_count(), Call("write_count"))
-
-    @property
-    def initialized(self) -> bool:
-        """Whether the schema is known and memory reserved."""
-        if self._attachment.is_closed:
-            raise ClosedError(f"this handle of {self.name or 'a private buffer'} was closed.")
-        if self._attachment.segment is not None:
-            return True
-        try:
-            self._attachment.join()
-        except EmptyBufferError:
-            return False
-        return True
-
-    @property
-    def schema(self) -> Schema | None:
-        """The fields of a record, None before the first write decides."""
-        return self._attachment.spec.schema if self.initialized else None
-
-    @property
-    def name(self) -> str:
-        """What others attach by; a generated one for a private buffer."""
-        return self._attachment.address.name
-
-    def statistics(self) -> BufferStats:
-        """The whole buffer at one moment, as a `BufferStats`."""
-        spec = self._attachment.spec
-        if not self.initialized:
-            return BufferStats(
-                name=self.name, size=0, capacity=spec.capacity, write_count=0, initialized=False
-            )
-        return snapshot.stats(self._attachment.member.segment, self.name, self._attachment.spec)
-
-    def stats(self) -> dict[str, Any]:
-        """TorchRL's keys (size, write_count, capacity, utilization, ...), and lanes, clients, limiter
-        and counters."""
-        return self.statistics().as_dict()
+    # ---- its parts -------------------------------------------------------------------------------
 
     @property
     def storage(self) -> StorageView:
@@ -463,41 +341,12 @@ class ReplayBuffer:
         """Runs a callable on each batch this handle reads; with `invert`, before each write."""
         return self.insert_transform(len(self._transforms), transform, invert=invert)
 
-    def insert_transform(
-        self, index: int, transform: Transform, *, invert: bool = False
-    ) -> Self:
+    def insert_transform(self, index: int, transform: Transform, *, invert: bool = False) -> Self:
         """The same, at a place in the chain."""
         self._transforms.insert(index, transform, invert)
         return self
 
     # ---- life ------------------------------------------------------------------------------------
-
-    def client(self) -> Self:
-        """The handle itself: it is as good as any other."""
-        return self
-
-    def start(self) -> Self:
-        """The handle itself: there is nothing to start."""
-        return self
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the handle may be used."""
-        return not self._attachment.is_closed
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """The same as `close`."""
-        self.close()
-
-    def close(self) -> None:
-        """Gives the client slot back. The buffer stays, unless it ends with this creator."""
-        self._attachment.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         spec = self._attachment.spec
@@ -507,36 +356,17 @@ class ReplayBuffer:
     def __reduce__(self) -> Any:
         """A handle travels as a name; it attaches where it lands."""
         if self._transforms:
-            raise TypeError(
+            raise SpecTypeError(
                 "a handle with transforms cannot be pickled: they are code of this process. Pickle "
                 "the handle without them and append them after attaching."
             )
-        options = self._options.with_components(
-            self._consumer.sampler, self._consumer.sample_unit, self._consumer.batch_size
+        address, options = self._state_to_travel()
+        return _unpickle, (
+            address,
+            options.with_components(
+                self._consumer.sampler, self._consumer.sample_unit, self._consumer.batch_size
+            ),
         )
-        return _unpickle, (self._attachment.address, options)
-
-    # ---- inside ----------------------------------------------------------------------------------
-
-    @property
-    def _form(self) -> BatchFormat:
-        if self._form_made is None:
-            if self._attachment.segment is None:
-                self._attachment.join()
-            schema = cast(Schema, self._attachment.spec.schema)
-            self._form_made = BatchFormat(schema, self._options.format)
-        return self._form_made
-
-    @property
-    def _reader(self) -> RecordReader:
-        return self._appender.reader()
-
-    def _int64(self, array: Any) -> Any:
-        if self._options.format == "numpy":
-            return array
-        import torch
-
-        return torch.from_numpy(array)
 
 
 def _unpickle(address: opening.Address, options: HandleOptions) -> ReplayBuffer:
@@ -584,31 +414,3 @@ def attach(
         batch_size=batch_size,
     )
     return ReplayBuffer._attached(opening.attach(name, timeout, root, options), options)
-
-
-def _is_key(index: tuple[Any, ...]) -> bool:
-    return bool(index) and all(isinstance(part, str) for part in index)
-
-
-def _rows_of(data: Any) -> int:
-    leaf = data
-    while hasattr(leaf, "items"):
-        leaf = next(iter(leaf.values()))
-    return len(leaf)
-
-
-def _with_first_dimension(value: Any) -> Any:
-    return value[None] if hasattr(value, "shape") and hasattr(value, "dtype") else [value]
-
-
-def _flat(data: Any, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    if not hasattr(data, "items"):
-        raise RecordError(f"update_: expected fields by name, got {type(data).__name__}.")
-    values: dict[tuple[str, ...], Any] = {}
-    for key, value in data.items():
-        path = (*above, *((key,) if isinstance(key, str) else tuple(key)))
-        if hasattr(value, "items"):
-            values |= _flat(value, path)
-        else:
-            values[path] = value
-    return values

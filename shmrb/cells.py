@@ -1,24 +1,28 @@
 """Records by slot: reading them, and changing them in place (floor F5).
 
-Both go in pieces, so that a whole-buffer read costs little memory beside its result and a whole-buffer
-write never holds many claims. Each record is whole; no instant is common to all of them.
+Both go in pieces, so that a read of the whole buffer costs little memory beside its result, and a
+write of it never holds many claims. Each record is whole; no instant is common to all of them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from shmrb.attachment import Attachment
-from shmrb.batches import Batch, BatchFormat
-from shmrb.consumer import Drawn, kept, read_batch
+from shmrb import core
+from shmrb.appender import Appender
+from shmrb.batches import Batch
+from shmrb.consumer import Consumer, Drawn, kept, read_batch
 from shmrb.core import SLICE_NS
-from shmrb.errors import DeadlineError, RecordError
-from shmrb.planner.populations import Slots, chronological_slots, live_slots, windows
-from shmrb.records import RecordReader, is_tensor
+from shmrb.errors import DeadlineError, RecordError, UnknownKeyError
+from shmrb.fields import show_path
+from shmrb.nesting import rows_of, with_first_dimension
+from shmrb.planner.populations import Slots, live_slots
+from shmrb.records import is_tensor
+from shmrb.transforms import Transforms
 from shmrb.waiting import Call, deadline_of
 
 # A read holds up nobody, a write claims its slots: the one may be long, the other may not.
@@ -26,173 +30,282 @@ READ_ROWS = 65_536
 WRITE_ROWS = 1_024
 
 
-class Cells:
-    """The records of one attachment, addressed by slot.
+class _Slots(NamedTuple):
+    """What an index stands for.
 
-    Args:
-        attachment: where they are.
+    Attributes:
+        slots: int64, one-dimensional.
+        are_named: each of them must hold a record; else those that do not are left out.
+        shape: of the index, () for a single record.
     """
 
-    def __init__(self, attachment: Attachment) -> None:
-        self.attachment = attachment
+    slots: Slots
+    are_named: bool
+    shape: tuple[int, ...]
 
-    def slots(self, index: Any) -> tuple[Slots, bool]:
-        """The slots that an index names, and whether it names a single record.
 
-        An integer or an array names slots; a slice or a boolean mask ranges over the live slots in
-        ascending order.
+class Cells:
+    """The records of one handle, addressed by slot.
+
+    An integer or an array names slots; a slice or a boolean mask ranges over those that hold live
+    records, in ascending order; a key names a field, or the fields below it, of all records.
+
+    Args:
+        appender, consumer: the halves of the handle, which know what its data looks like.
+        transforms: the handle's.
+    """
+
+    def __init__(self, appender: Appender, consumer: Consumer, transforms: Transforms) -> None:
+        self.attachment = consumer.attachment
+        self._appender = appender
+        self._consumer = consumer
+        self._transforms = transforms
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def get(self, index: Any) -> Any:
+        """A copy of the records or of the field that the index stands for.
 
         Raises:
-            IndexError: a slot is outside the buffer or holds no live record.
+            IndexError: a named slot holds no live record.
+            UnknownKeyError: there is no such field.
         """
-        if isinstance(index, slice):
-            return self.live()[index], False
-        if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
-            return self._checked(np.array([index], dtype=np.int64)), True
-        array = as_slots(index)
-        if array.dtype == np.bool_:
-            live = self.live()
-            if array.shape != live.shape:
-                raise IndexError(
-                    f"mask: expected one entry for each of {len(live)} live records, got shape "
-                    f"{list(array.shape)}."
-                )
-            return live[array], False
-        return self._checked(array.reshape(-1)), False
-
-    def live(self) -> Slots:
-        """Slots under live tickets, ascending."""
-        attachment = self.attachment
-        segment = attachment.segment or attachment.join()
-        return live_slots(segment, attachment.spec.lane_capacity)
-
-    def in_order(self) -> Slots:
-        """Slots under live tickets, oldest first in each lane."""
-        attachment = self.attachment
-        segment = attachment.segment or attachment.join()
-        return chronological_slots(segment, attachment.spec.lane_capacity)
-
-    def read(self, form: BatchFormat, slots: Slots, columns: Iterable[int] | None = None) -> Drawn:
-        """The records of these slots; those that died meanwhile are left out.
-
-        Args:
-            form: how the batch looks.
-            slots: which.
-            columns: positions of the fields to read; None: all.
-        """
-        batch = form.allocate(len(slots))
-        np.asarray(batch.index)[:] = slots
-        wanted = None if columns is None else set(columns)
-        strides = [field.row_bytes for field in form.schema.fields]
-        for start in range(0, len(slots), READ_ROWS):
-            count = min(READ_ROWS, len(slots) - start)
-            places = [
-                address + start * stride if wanted is None or i in wanted else 0
-                for i, (address, stride) in enumerate(zip(batch.addresses, strides, strict=True))
-            ]
-            piece = Batch(
-                [],
-                None,
-                None,
-                places,
-                batch.index_address + 8 * start,
-                batch.generation_address + 8 * start,
+        if is_key(index):
+            return self._field(index)
+        form = self._consumer.form
+        wanted = self._wanted(index)
+        drawn = self._read(wanted.slots)
+        if wanted.are_named and drawn.count < len(wanted.slots):
+            raise self._no_record(wanted.slots)
+        leaves = drawn.batch.leaves
+        if wanted.shape == ():
+            data = form.assemble([leaf[0] for leaf in leaves], None, {})
+        elif len(wanted.shape) == 1:
+            data = form.assemble(leaves, drawn.count, {})
+        else:
+            raise IndexError(
+                f"index: expected at most one dimension, got shape {list(wanted.shape)}. Flatten "
+                "it: records are numbered by their slot alone."
             )
-            read_batch(self.attachment, piece, count, Call("read"), None)
+        return self._transforms.after_reading(data)
+
+    def _field(self, key: Any) -> Any:
+        path = (key,) if isinstance(key, str) else tuple(key)
+        if self._transforms:
+            data = self.get(slice(None))
+        else:
+            form = self._consumer.form
+            columns = [i for i, p in enumerate(form.schema.paths) if p[: len(path)] == path]
+            if form.schema.root != "dict":
+                raise UnknownKeyError(f"no field {show_path(path)}: records have no named fields.")
+            if not columns:
+                form.schema.find(path)  # raises, and lists those that there are
+            drawn = self._read(self._live(), columns)
+            data = form.assemble(drawn.batch.leaves, drawn.count, {})
+        for part in path:
+            data = data[part]
+        return data
+
+    def _read(self, slots: Slots, columns: Collection[int] | None = None) -> Drawn:
+        """The records of these slots; those that died meanwhile are left out."""
+        form = self._consumer.form
+        batch = form.allocate(len(slots), columns)
+        np.asarray(batch.index)[:] = slots
+        for start in range(0, len(slots), READ_ROWS):
+            places = [
+                place + start * stride if place else 0
+                for place, stride in zip(batch.addresses, form.strides, strict=True)
+            ]
+            self._read_piece(batch, places, start, min(READ_ROWS, len(slots) - start))
         return kept(form, batch)
 
-    def write(
+    def _read_piece(self, batch: Batch, places: list[int], start: int, count: int) -> None:
+        piece = batch._replace(
+            addresses=places,
+            index_address=batch.index_address + 8 * start,
+            generation_address=batch.generation_address + 8 * start,
+        )
+        self.attachment.run(lambda segment: read_batch(segment, piece, count), Call("read"))
+
+    # ---- changing in place -----------------------------------------------------------------------
+
+    def set(self, index: Any, data: Any, name: str) -> None:
+        """Writes over whole records: stamps, order and counts stay."""
+        if is_key(index):
+            self.set_fields({index: data}, slice(None), name)
+            return
+        wanted = self._wanted(index)
+        data = self._transforms.before_writing(data)
+        if data is None:
+            return
+        slots = self._slots_to_change(wanted)
+        reader = self._appender.reader()
+        rows = reader.record(data) if wanted.shape == () else reader.batch(data)
+        if rows.count != len(slots):
+            raise RecordError(
+                f"{name}: expected {len(slots)} records, one for each slot that the index stands "
+                f"for, got {rows.count}."
+            )
+        columns = list(range(len(reader.strides)))
+        self._write(slots, columns, rows.addresses, reader.strides, name)
+
+    def set_first(self, data: Any, name: str) -> None:
+        """Writes over the records in the first slots, as many as `data` has."""
+        self.set(slice(rows_of(data)), data, name)
+
+    def set_fields(self, values: Mapping[Any, Any], index: Any, name: str) -> None:
+        """Some fields of the records; all values are checked before the first is written."""
+        reader = self._appender.reader()
+        for key in values:
+            reader.schema.find(key)
+        wanted = self._wanted(index)
+        slots = self._slots_to_change(wanted)
+        if wanted.shape == ():
+            values = {key: with_first_dimension(value) for key, value in values.items()}
+        checked = [reader.values(key, value, len(slots)) for key, value in values.items()]
+        columns = [position for position, _ in checked]
+        places = [core.address(array) for _, array in checked]
+        self._write(slots, columns, places, [reader.strides[i] for i in columns], name)
+
+    def _slots_to_change(self, wanted: _Slots) -> Slots:
+        """Those that hold a record now.
+
+        Raises:
+            IndexError: a named one does not.
+        """
+        stamps = np.asarray(self._read(wanted.slots, ()).batch.index)
+        if wanted.are_named and len(stamps) < len(wanted.slots):
+            raise self._no_record(wanted.slots)
+        return np.ascontiguousarray(stamps, dtype=np.int64)
+
+    def _write(
         self,
         slots: Slots,
         columns: list[int],
         addresses: list[int],
         strides: list[int],
-        timeout: float | None,
         name: str,
     ) -> None:
-        """Writes new values of some fields over live records, in pieces.
+        """Writes new values over live records, in pieces.
 
         Raises:
             DeadlineError: `written` says how many records were changed.
         """
-        slots = np.ascontiguousarray(slots, dtype=np.int64)
-        deadline = deadline_of(timeout, self.attachment.default_timeout)
+        deadline = deadline_of(None, self.attachment.default_timeout)
         verdicts = np.empty(len(slots), np.uint8)
         for start in range(0, len(slots), WRITE_ROWS):
             count = min(WRITE_ROWS, len(slots) - start)
+            index = core.address(slots) + 8 * start
             values = [a + start * s for a, s in zip(addresses, strides, strict=True)]
-            index = slots.ctypes.data + 8 * start
-            verdict = verdicts.ctypes.data + start
+            verdict = core.address(verdicts) + start
             try:
-                self.attachment.run(
-                    lambda segment, index=index, count=count, values=values, verdict=verdict: (
-                        segment.update(
-                            index, count, 0, columns, values, 0, False, verdict, SLICE_NS
-                        )
-                    ),
-                    Call(name),
-                    max(0.0, deadline - time.monotonic()),
-                )
+                self._write_piece(index, count, columns, values, verdict, deadline, name)
             except DeadlineError as error:
                 error.written = start
                 raise
 
-    def write_records(
-        self, reader: RecordReader, slots: Slots, data: Any, single: bool, name: str
+    def _write_piece(
+        self,
+        index: int,
+        count: int,
+        columns: list[int],
+        values: list[int],
+        verdicts: int,
+        deadline: float,
+        name: str,
     ) -> None:
-        """Whole records in place: generations, order and counts stay."""
-        rows = reader.record(data) if single else reader.batch(data)
-        if rows.count != len(slots):
-            raise RecordError(
-                f"{name}: expected {len(slots)} records, one for each slot addressed, got "
-                f"{rows.count}."
-            )
-        columns = list(range(len(reader.strides)))
-        self.write(slots, columns, rows.addresses, reader.strides, None, name)
-
-    def write_fields(
-        self, reader: RecordReader, slots: Slots, values: dict[Any, Any], name: str
-    ) -> None:
-        """Some fields in place; all values are checked before the first is written."""
-        checked = [reader.values(key, value, len(slots)) for key, value in values.items()]
-        columns = [position for position, _ in checked]
-        addresses = [array.ctypes.data for _, array in checked]
-        strides = [reader.strides[position] for position in columns]
-        self.write(slots, columns, addresses, strides, None, name)
-
-    def generations(self, index: Any, form_like: Callable[[Any], Any]) -> Any:
-        """Public stamps of any index, in its shape; -1 where there is no usable stamp."""
-        slots = as_slots(index[0] if isinstance(index, tuple) else index)
-        if slots.dtype.kind not in "iu":
-            raise RecordError(f"generations_of: expected slots, got {slots.dtype}.")
-        flat = np.ascontiguousarray(slots.reshape(-1), dtype=np.int64)
-        out = np.empty(len(flat), np.int64)
         self.attachment.run(
-            lambda segment: segment.generations(flat.ctypes.data, len(flat), out.ctypes.data),
-            Call("generations_of"),
+            lambda segment: segment.update(
+                index, count, 0, columns, values, 0, False, verdicts, SLICE_NS
+            ),
+            Call(name),
+            max(0.0, deadline - time.monotonic()),
         )
-        stamps = form_like(out.reshape(slots.shape))
-        return stamps.to(index.device) if is_tensor(index) else stamps
 
-    def _checked(self, slots: Slots) -> Slots:
+    # ---- which slots -----------------------------------------------------------------------------
+
+    def _live(self) -> Slots:
+        """Slots under live tickets, ascending; some may hold no record."""
         attachment = self.attachment
-        lane_capacity = attachment.spec.lane_capacity
-        live = np.asarray(windows(attachment.segment or attachment.join(), lane_capacity))
-        outside = (slots < 0) | (slots >= attachment.spec.capacity)
-        if not outside.any():
-            outside = slots % lane_capacity >= live[slots // lane_capacity]
+        attachment.run(lambda segment: segment.size(), Call("read"))
+        return live_slots(attachment.segment or attachment.join(), attachment.spec.lane_capacity)
+
+    def _wanted(self, index: Any) -> _Slots:
+        if index is Ellipsis:
+            index = slice(None)
+        if isinstance(index, slice):
+            slots = self._live()[index]
+            return _Slots(slots, False, slots.shape)
+        if isinstance(index, tuple) and len(index) == 1:  # coordinates of one dimension
+            index = index[0]
+        array = as_slots(index)
+        if array.dtype != np.bool_:
+            return _Slots(self._in_range(array.reshape(-1)), True, array.shape)
+        live = self._live()
+        if array.shape != live.shape:
+            raise IndexError(
+                f"mask: expected one entry for each of {len(live)} live slots, got shape "
+                f"{list(array.shape)}."
+            )
+        return _Slots(live[array], False, (int(array.sum()),))
+
+    def _in_range(self, slots: Slots) -> Slots:
+        outside = (slots < 0) | (slots >= self.attachment.spec.capacity)
         if outside.any():
             raise IndexError(
-                f"slot {int(slots[outside][0])} holds no live record: expected slots of the "
-                f"{int(live.sum())} that do, counted from 0."
+                f"slot {int(slots[outside][0])} is not one of {self.attachment.spec.capacity}; "
+                "slots are counted from 0, and negative ones stand for nothing."
             )
-        return np.ascontiguousarray(slots, dtype=np.int64)
+        return slots
+
+    def _no_record(self, slots: Slots) -> IndexError:
+        alive = set(np.asarray(self._read(slots, ()).batch.index).tolist())
+        dead = [slot for slot in slots.tolist() if slot not in alive]
+        return IndexError(f"slot {dead[0] if dead else int(slots[0])} holds no live record.")
+
+    # ---- counts ----------------------------------------------------------------------------------
+
+    def count(self, what: Literal["size", "write_count"]) -> int:
+        """Records that may be drawn now, or that were ever written; 0 before the first write."""
+        if self.attachment.try_join() is None:
+            return 0
+        return self.attachment.run(lambda segment: getattr(segment, what)(), Call(what))
+
+    # ---- stamps ----------------------------------------------------------------------------------
+
+    def generations(self, index: Any) -> Any:
+        """Public stamps of any index, in its shape; -1 where there is no usable stamp."""
+        slots = as_slots(index[0] if isinstance(index, tuple) else index)
+        if slots.dtype == np.bool_:
+            raise RecordError("generations_of: expected slots, got a mask.")
+        out = np.full(slots.shape, -1, np.int64)
+        if self.attachment.try_join() is not None:
+            flat = np.ascontiguousarray(slots, dtype=np.int64)
+            self.attachment.run(
+                lambda segment: segment.generations(
+                    core.address(flat), flat.size, core.address(out)
+                ),
+                Call("generations_of"),
+            )
+        stamps = self._consumer.int64(out)
+        return stamps.to(index.device) if is_tensor(index) and is_tensor(stamps) else stamps
+
+
+def is_key(index: Any) -> bool:
+    """Whether an index names a field instead of slots."""
+    if isinstance(index, tuple):
+        return bool(index) and all(isinstance(part, str) for part in index)
+    return isinstance(index, str)
 
 
 def as_slots(index: Any) -> Slots:
-    """An index as an array: int64 slots or a boolean mask, in its own shape."""
+    """An index as an array: int64 slots or a boolean mask, in its own shape.
+
+    Raises:
+        RecordError: it holds something else.
+    """
     array = index.detach().cpu().numpy() if is_tensor(index) else np.asarray(index)
-    if array.size == 0 and array.dtype.kind == "f":
+    if array.size == 0 and array.dtype.kind == "f":  # an empty list
         return np.empty(array.shape, np.int64)
     if array.dtype.kind not in "iub":
         raise RecordError(f"index: expected whole numbers or a mask, got {array.dtype}.")

@@ -1,30 +1,38 @@
-"""Drawing batches: a sampler's choice, one native gather, the user's form (floor F5)."""
+"""Drawing batches: a sampler's choice, one native gather (floor F5)."""
 
 from __future__ import annotations
 
-import threading
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from shmrb.attachment import Attachment
 from shmrb.batches import GENERATION, INDEX, Batch, BatchFormat
-from shmrb.core import SLICE_NS, Bell
+from shmrb.core import SLICE_NS, Bell, Outcome, Segment, Status
 from shmrb.errors import EmptyBufferError, SpecError
 from shmrb.planner.passes import Pass
-from shmrb.planner.populations import live_slots
+from shmrb.planner.populations import windows
+from shmrb.schema import Schema
+from shmrb.segment import snapshot
 from shmrb.spec import Sampler, SamplerWithoutReplacement, SampleUnit
 from shmrb.waiting import Call
 
 
 @dataclass(slots=True)
 class Drawn:
-    """One batch before it gets its form: memory, and how many of its records count."""
+    """One batch before it gets its form.
+
+    Attributes:
+        batch: its memory.
+        count: records in it.
+        reuses_out: whether that memory is the batch that the caller gave.
+    """
 
     batch: Batch
     count: int
+    reuses_out: bool = False
 
     def info(self) -> dict[str, Any]:
         """What goes beside the fields."""
@@ -36,12 +44,14 @@ class Consumer:
 
     Args:
         attachment: where the records are.
+        format: "torch" or "numpy".
         sampler, sample_unit, batch_size: the handle's own.
     """
 
     def __init__(
         self,
         attachment: Attachment,
+        format: str,
         sampler: Sampler,
         sample_unit: SampleUnit,
         batch_size: int | None,
@@ -49,10 +59,11 @@ class Consumer:
         self.attachment = attachment
         self.batch_size = batch_size
         self.sample_unit = sample_unit
-        self.ran_out = False
-        self._warned = False
-        self._plan = threading.Lock()
         self.sampler = sampler
+        self.ran_out = False
+        self._format = format
+        self._form: BatchFormat | None = None
+        self._warned = False
 
     @property
     def sampler(self) -> Sampler:
@@ -63,6 +74,34 @@ class Consumer:
     def sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._pass = Pass(sampler) if isinstance(sampler, SamplerWithoutReplacement) else None
+
+    @property
+    def form(self) -> BatchFormat:
+        """How batches look; exists once the schema is known.
+
+        Raises:
+            EmptyBufferError: the buffer is declared and nobody has written to it.
+        """
+        if self._form is None:
+            if not self.attachment.is_joined:
+                self.attachment.join()
+            self._form = BatchFormat(cast(Schema, self.attachment.spec.schema), self._format)
+        return self._form
+
+    def int64(self, array: Any) -> Any:
+        """Slots or stamps as the handle's format has them."""
+        if self._format == "numpy":
+            return array
+        import torch
+
+        return torch.from_numpy(array)
+
+    def restart(self) -> None:
+        """Forgets the pass, as after `empty`."""
+        with self.attachment.guard:
+            if self._pass is not None:
+                self._pass.restart()
+            self.ran_out = False
 
     def resolve_batch_size(self, asked: int | None) -> int:
         """The batch size of a call; TorchRL's rules, and its warning once a handle."""
@@ -84,19 +123,28 @@ class Consumer:
             )
         return int(asked)
 
-    def draw(
-        self, form: BatchFormat, count: int, timeout: float | None, memory: Batch | None
-    ) -> Drawn:
-        """Draws `count` records, or fewer at the end of a pass without replacement.
+    def draw(self, asked: int | None, timeout: float | None, out: Any) -> Drawn:
+        """Draws a batch, which is shorter than asked for at the end of a pass.
 
-        A limiter is charged for them; an empty buffer is waited for if it has one, or if the caller
+        A limiter is charged for it; an empty buffer is waited for if it has one, or if the caller
         gave a timeout.
+
+        Args:
+            asked: records; None: the handle's batch size.
+            timeout: seconds to wait.
+            out: a batch whose memory is used again; None: new memory.
         """
+        count = self.resolve_batch_size(asked)
         attachment = self.attachment
+        waits = timeout is not None and timeout > 0
+        call = Call("sample", count, Bell.RECORDS, waits)
         limited = attachment.spec.limiter is not None
-        call = Call("sample", count, Bell.RECORDS, timeout is not None and timeout > 0)
+        if attachment.segment is None and (waits or limited):
+            attachment.await_join(call, timeout)
+        form = self._form or self.form
+        memory = None if out is None else form.reuse(out, count)
         if self._pass is not None:
-            return self._draw_from_pass(form, count, timeout, memory, call)
+            return self._draw_from_pass(self._pass, form, call, timeout, memory)
         batch = memory or form.allocate(count)
         cost = count * self.sample_unit.cost if limited else 0
         rng = attachment.rng
@@ -114,85 +162,100 @@ class Consumer:
             call,
             timeout,
         )
-        return Drawn(batch, count)
+        return Drawn(batch, count, memory is not None)
 
     def _draw_from_pass(
         self,
+        order: Pass,
         form: BatchFormat,
-        count: int,
+        call: Call,
         timeout: float | None,
         memory: Batch | None,
-        call: Call,
     ) -> Drawn:
-        """The next slots of the pass; slots whose record died are passed over."""
-        attachment = self.attachment
+        """The next records of the pass; slots whose record died are passed over."""
         found: list[Drawn] = []
-        total = 0
-        while total < count:
-            chosen = self._choose(count - total)
-            if len(chosen) == 0:
-                break
-            drawn = self._gather(form, chosen, timeout, call, memory if total == 0 else None)
-            memory = None if drawn.count < count else memory
-            found.append(drawn)
-            total += drawn.count
+        given = memory
+        missing = call.records
+        while missing > 0:
+            take = _Take(self, order, form, missing, memory)
+            self.attachment.run(take, call, timeout)
+            found.append(kept(form, take.batch))
+            missing -= found[-1].count
+            memory = None
             if self.ran_out:
                 break
+        total = sum(part.count for part in found)
         if total == 0:
-            name = attachment.address.name
+            name = self.attachment.address.name
             raise EmptyBufferError(f"Cannot sample from an empty storage. ({name} has no record.)")
-        return found[0] if len(found) == 1 else _join(form, found, total)
+        if len(found) > 1:
+            return _join(form, found, total)
+        return Drawn(found[0].batch, total, found[0].batch is given)
 
-    def _choose(self, count: int) -> Any:
-        assert self._pass is not None
-        attachment = self.attachment
-        with self._plan:
-            slots = live_slots(attachment.segment or attachment.join(), attachment.spec.lane_capacity)
-            if len(slots) == 0:
-                return slots
-            chosen = self._pass.take(slots, count, attachment.rng.next())
-            self.ran_out = self._pass.ran_out
-        return chosen
 
-    def _gather(
+class _Take:
+    """One native read of the next slots of a pass, chosen anew each time it is tried."""
+
+    def __init__(
         self,
+        consumer: Consumer,
+        order: Pass,
         form: BatchFormat,
-        slots: Any,
-        timeout: float | None,
-        call: Call,
+        count: int,
         memory: Batch | None,
-    ) -> Drawn:
-        count = len(slots)
-        fits = memory is not None and len(memory.index) == count
-        batch = memory if memory is not None and fits else form.allocate(count)
-        np.asarray(batch.index)[:] = slots
-        limited = self.attachment.spec.limiter is not None
-        cost = count * self.sample_unit.cost if limited else 0
-        read_batch(self.attachment, batch, count, call, timeout, cost)
-        return kept(form, batch)
+    ) -> None:
+        self.consumer = consumer
+        self.order = order
+        self.form = form
+        self.count = count
+        self.batch = memory or form.allocate(count)
+
+    def __call__(self, segment: Segment) -> Outcome:
+        consumer, order = self.consumer, self.order
+        attachment = consumer.attachment
+        spec = attachment.spec
+        with attachment.guard:
+            live = windows(segment, spec.lane_capacity)
+            if not live:
+                return int(Status.CLOSED), 0, 0, 0, 0
+            limited = spec.limiter is not None
+            if sum(live) < (self.count if limited and order.sampler.drop_last else 1):
+                return int(Status.LIMITED if _holds_up(segment) else Status.EMPTY), 0, 0, 0, 0
+            slots = order.take(live, spec.lane_capacity, self.count, attachment.rng.next())
+            delivered = False
+            try:
+                cost = len(slots) * consumer.sample_unit.cost if limited else 0
+                outcome = self._read(segment, slots, cost)
+                delivered = outcome[0] == Status.OK
+                if delivered:
+                    consumer.ran_out = order.ran_out
+            finally:
+                if not delivered:
+                    order.give_back()
+        return outcome
+
+    def _read(self, segment: Segment, slots: Any, cost: int) -> Outcome:
+        if len(slots) != len(self.batch.index):
+            self.batch = self.form.allocate(len(slots))
+        np.asarray(self.batch.index)[:] = slots
+        return read_batch(segment, self.batch, len(slots), cost)
 
 
-def read_batch(
-    attachment: Attachment,
-    batch: Batch,
-    count: int,
-    call: Call,
-    timeout: float | None,
-    cost: int = 0,
-) -> None:
+def _holds_up(segment: Segment) -> bool:
+    limiter = snapshot.limiter(segment)
+    return limiter.enabled and not limiter.lifted
+
+
+def read_batch(segment: Segment, batch: Batch, count: int, cost: int = 0) -> Outcome:
     """Reads the slots in `batch.index`; rows that hold no live record get generation -1."""
-    attachment.run(
-        lambda segment: segment.read(
-            batch.index_address,
-            count,
-            batch.addresses,
-            batch.generation_address,
-            0,
-            cost,
-            SLICE_NS,
-        ),
-        call,
-        timeout,
+    return segment.read(
+        batch.index_address,
+        count,
+        batch.addresses,
+        batch.generation_address,
+        0,
+        cost,
+        SLICE_NS,
     )
 
 
@@ -202,7 +265,7 @@ def kept(form: BatchFormat, batch: Batch) -> Drawn:
     if whole.all():
         return Drawn(batch, len(whole))
     rows = form.from_numpy(np.flatnonzero(whole))
-    leaves = [leaf[rows] for leaf in batch.leaves]
+    leaves = [None if leaf is None else leaf[rows] for leaf in batch.leaves]
     index, generation = batch.index[rows], batch.generation[rows]
     return Drawn(Batch(leaves, index, generation, [], 0, 0), len(rows))
 

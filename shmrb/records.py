@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,14 @@ from shmrb.dtypes import DTYPES
 from shmrb.errors import RecordError
 from shmrb.fields import PADDING_ADVICE, Field, show_path
 from shmrb.likeness import is_mapping
+from shmrb.nesting import collect, first_size, paths_of, tree_of
 from shmrb.schema import Schema
 
 Array = npt.NDArray[Any]
 
 
-class Rows(NamedTuple):
+@dataclass(slots=True)
+class Rows:
     """Checked rows: `addresses` are those of `owners`, which must live as long as they are used."""
 
     count: int
@@ -54,7 +57,9 @@ class RecordReader:
         self.cast = cast
         self.strides = [field.row_bytes for field in schema.fields]
         self._columns = [Column(field, cast) for field in schema.fields]
-        self._tree = _tree_of(schema)
+        self._tree = tree_of(schema)
+        # Calls of one handle mostly bring as many records as the last one.
+        self._last_shapes: tuple[int | None, list[tuple[int, ...]]] = (-1, [])
 
     def record(self, data: Any) -> Rows:
         """One record: leaves have the shapes of the schema."""
@@ -69,29 +74,41 @@ class RecordReader:
         return self._rows(data, batched=True)
 
     def values(self, key: Any, value: Any, count: int) -> tuple[int, Any]:
-        """New values of one field for `count` records: its position and an array that holds them."""
+        """New values of one field for `count` records: its position and an array of them."""
         position = self.schema.find(key)
         array = self._columns[position].array(value, (count,))
         return position, array
 
     def _rows(self, data: Any, batched: bool) -> Rows:
         leaves = self._leaves(data)
-        count = _common_count(leaves, self.schema.fields) if batched else 1
-        lead = (count,) if batched else ()
+        count = first_size(leaves[0]) if batched else 1
+        shapes = self._shapes(count if batched else None)
         addresses: list[int] = []
-        owners: list[Any] = []
-        for column, leaf in zip(self._columns, leaves, strict=True):
-            address, owner = column.take(leaf, lead)
-            addresses.append(address)
-            owners.append(owner)
-        return Rows(count, addresses, owners)
+        try:
+            for place, column in enumerate(self._columns):
+                address, leaves[place] = column.take(leaves[place], shapes[place])
+                addresses.append(address)
+        except RecordError:
+            if batched:
+                self._refuse_counts(self._leaves(data))
+            raise
+        return Rows(count, addresses, leaves)
+
+    def _shapes(self, count: int | None) -> list[tuple[int, ...]]:
+        """The shape of each leaf of so many records; None: of one, without that dimension."""
+        last = self._last_shapes
+        if last[0] != count:
+            lead = () if count is None else (count,)
+            last = count, [lead + field.shape for field in self.schema.fields]
+            self._last_shapes = last
+        return last[1]
 
     def _stack(self, records: list[Any]) -> Rows:
         if not records:
             raise RecordError("extend: expected at least one record, got an empty list.")
         rows = [self.record(record) for record in records]
         stacked = [
-            np.stack([column.view(row.owners[i], ()) for row in rows])
+            np.stack([column.view(row.owners[i], column.shape) for row in rows])
             for i, column in enumerate(self._columns)
         ]
         return Rows(len(records), [core.address(array) for array in stacked], list(stacked))
@@ -115,16 +132,30 @@ class RecordReader:
             )
         leaves: list[Any] = [None] * len(self._columns)
         try:
-            complete = _collect(self._tree, data, leaves)
+            complete = collect(self._tree, data, leaves)
         except RuntimeError as error:  # tensordict refuses to stack what is ragged
             raise RecordError(f"record: {error}. {PADDING_ADVICE}") from error
         if not complete:
             self._refuse_keys(data)
         return leaves
 
+    def _refuse_counts(self, leaves: list[Any]) -> None:
+        """Says so if the leaves do not hold equally many records."""
+        counts = {first_size(leaf) for leaf in leaves}
+        if len(counts) == 1 and -1 not in counts:
+            return
+        sizes = ", ".join(
+            f"{show_path(field.path)} {list(getattr(leaf, 'shape', ())) or type(leaf).__name__}"
+            for field, leaf in zip(self.schema.fields, leaves, strict=True)
+        )
+        raise RecordError(
+            f"batch: expected the same number of records in every field, got {sizes}. One record "
+            "is written with add()."
+        )
+
     def _refuse_keys(self, data: Any) -> None:
         expected = set(self.schema.paths)
-        got = set(_paths(data, (), _tree_of(self.schema)))
+        got = set(paths_of(data, (), tree_of(self.schema)))
         missing = ", ".join(map(show_path, sorted(expected - got)))
         unknown = ", ".join(map(show_path, sorted(got - expected)))
         parts = [f"missing {missing}"] * bool(missing) + [f"unknown {unknown}"] * bool(unknown)
@@ -146,49 +177,56 @@ class Column:
         self.numpy_dtype = np.dtype(self.dtype.numpy)
         self._torch_dtype: Any = None
 
-    def take(self, value: Any, lead: tuple[int, ...]) -> tuple[int, Any]:
-        """The address of checked values, and what keeps it valid."""
+    @property
+    def where(self) -> str:
+        """The field, for messages."""
+        return f"field {show_path(self.field.path)}"
+
+    def take(self, value: Any, shape: tuple[int, ...]) -> tuple[int, Any]:
+        """The address of values that have this shape, and what keeps it valid."""
         if type(value) is np.ndarray:
             if (
                 value.dtype == self.numpy_dtype
-                and value.shape == lead + self.shape
+                and value.shape == shape
                 and value.flags.c_contiguous
             ):
                 return core.address(value), value
         elif is_tensor(value):
-            tensor = self._tensor(value, lead)
+            tensor = self._tensor(value, shape)
             return tensor.data_ptr(), tensor
-        array = self.array(value, lead)
+        array = self._array(value, shape)
         return core.address(array), array
 
     def array(self, value: Any, lead: tuple[int, ...]) -> Array:
-        """The values as one contiguous array of the column's numpy dtype."""
-        if is_tensor(value):
-            return self.view(self._tensor(value, lead), lead)
-        if isinstance(value, np.ndarray) or (isinstance(value, np.generic) and lead == ()):
-            array = self._cast_array(np.asarray(value))
-        else:
-            array = self._plain(value)
-        self._check_shape(array.shape, lead)
-        return np.ascontiguousarray(array).reshape(lead + self.shape)
+        """Values of `lead` records as one contiguous array of the column's numpy dtype."""
+        return self._array(value, lead + self.shape)
 
-    def view(self, owner: Any, lead: tuple[int, ...]) -> Array:
+    def _array(self, value: Any, shape: tuple[int, ...]) -> Array:
+        if is_tensor(value):
+            return self.view(self._tensor(value, shape), shape)
+        array = self._cast_array(value) if isinstance(value, np.ndarray) else self._plain(value)
+        self._check_shape(array.shape, shape)
+        return np.ascontiguousarray(array).reshape(shape)
+
+    def view(self, owner: Any, shape: tuple[int, ...]) -> Array:
         """What `take` kept, as numpy sees it."""
         if not is_tensor(owner):
             return np.asarray(owner)
         if self.dtype.name == "bfloat16":
             owner = owner.view(sys.modules["torch"].uint16)
-        return np.asarray(owner.detach().numpy()).reshape(lead + self.shape)
+        return np.asarray(owner.detach().numpy()).reshape(shape)
 
-    def _tensor(self, value: Any, lead: tuple[int, ...]) -> Any:
+    def _tensor(self, value: Any, shape: tuple[int, ...]) -> Any:
         if value.dtype is not self._torch_dtype:
             self._torch_dtype = getattr(sys.modules["torch"], self.dtype.torch)
             if value.dtype is not self._torch_dtype:
                 value = self._cast_tensor(value)
-        if value.shape != lead + self.shape:
-            self._check_shape(tuple(value.shape), lead)
+        if value.shape != shape:
+            self._check_shape(tuple(value.shape), shape)
         if not value.is_cpu:
             value = value.cpu()  # returns when the copy is done: nothing is committed before
+        if value.is_neg() or value.is_conj():  # a sign that torch has put off, not in memory yet
+            value = value.resolve_conj().resolve_neg()
         return value if value.is_contiguous() else value.contiguous()
 
     def _cast_tensor(self, value: Any) -> Any:
@@ -198,6 +236,7 @@ class Column:
         raise self._wrong_dtype(str(value.dtype).removeprefix("torch."))
 
     def _cast_array(self, array: Array) -> Array:
+        array = np.asarray(array)
         if array.dtype == self.numpy_dtype:
             return array
         if self.cast == "same_kind" and np.can_cast(array.dtype, self.numpy_dtype, "same_kind"):
@@ -205,47 +244,53 @@ class Column:
         raise self._wrong_dtype(str(array.dtype))
 
     def _plain(self, value: Any) -> Array:
-        """Python scalars, and lists of them, take the column's dtype if it can represent them."""
+        """Numbers, and lists of them, take the column's dtype if it can represent them."""
         try:
             natural = np.asarray(value)
         except ValueError as error:
-            raise RecordError(
-                f"field {self.field}: ragged values ({error}). {PADDING_ADVICE}"
-            ) from error
+            raise RecordError(f"{self.where}: ragged values ({error}). {PADDING_ADVICE}") from error
         if natural.dtype.kind not in "biufc":
             raise RecordError(
-                f"field {self.field}: expected {self.dtype.name} values, got "
+                f"{self.where}: expected {self.dtype.name} values, got "
                 f"{type(value).__name__} of {natural.dtype}."
             )
         if self.dtype.name == "bfloat16":
-            torch = sys.modules.get("torch")
-            if torch is None:
-                raise RecordError(
-                    f"field {self.field}: a Python number needs torch to become bfloat16; give "
-                    "the uint16 bits as an array."
-                )
-            return np.asarray(torch.tensor(value, dtype=torch.bfloat16).view(torch.uint16).numpy())
+            return self._bfloat16(value)
+        if natural.dtype.kind == "c" and self.numpy_dtype.kind != "c":
+            raise self._not_representable(value)
         with np.errstate(over="ignore", invalid="ignore"):
             array = natural.astype(self.numpy_dtype)
         if not _represents(array, natural):
-            raise RecordError(
-                f"field {self.field}: {value!r} cannot be represented as {self.dtype.name}."
-            )
+            raise self._not_representable(value)
         return array
 
-    def _check_shape(self, got: tuple[int, ...], lead: tuple[int, ...]) -> None:
-        if got == lead + self.shape:
+    def _bfloat16(self, value: Any) -> Array:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise RecordError(
+                f"{self.where}: a number needs torch to become bfloat16; give the uint16 "
+                "bits as an array."
+            )
+        numbers = torch.tensor(value, dtype=torch.bfloat16)
+        return np.asarray(numbers.view(torch.uint16).numpy())
+
+    def _check_shape(self, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if got == expected:
             return
+        is_batch = len(expected) > len(self.shape)
         raise RecordError(
-            f"field {self.field}: expected shape {list(lead + self.shape)}, got {list(got)}."
-            + (" Records lie along the first dimension." if lead else "")
+            f"{self.where}: expected shape {list(expected)}, got {list(got)}."
+            + (" Records lie along the first dimension." if is_batch else "")
         )
 
     def _wrong_dtype(self, got: str) -> RecordError:
         return RecordError(
-            f"field {self.field}: expected dtype {self.dtype.name}, got {got}. Convert it, or give "
+            f"{self.where}: expected dtype {self.dtype.name}, got {got}. Convert it, or give "
             "the handle cast='same_kind'."
         )
+
+    def _not_representable(self, value: Any) -> RecordError:
+        return RecordError(f"{self.where}: {value!r} cannot be represented as {self.dtype.name}.")
 
 
 def is_tensor(value: Any) -> bool:
@@ -265,58 +310,3 @@ def _represents(array: Array, natural: Array) -> bool:
     if natural.dtype.kind in "fc" and array.dtype.kind not in "fc" and not natural.size:
         return True
     return bool(np.array_equal(array, natural))
-
-
-def _tree_of(schema: Schema) -> dict[str, Any]:
-    """Nested dictionaries with the position of each field at its place."""
-    tree: dict[str, Any] = {}
-    for position, path in enumerate(schema.paths):
-        node = tree
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        node[path[-1]] = position
-    return tree
-
-
-def _collect(node: dict[str, Any], data: Any, leaves: list[Any]) -> bool:
-    """Puts each leaf at its field's position; False when keys are missing or unknown."""
-    found = 0
-    for key, value in data.items():
-        place = node.get(key)
-        if type(place) is int:
-            leaves[place] = value
-        elif place is None or not is_mapping(value) or not _collect(place, value, leaves):
-            return False
-        found += 1
-    return found == len(node)
-
-
-def _paths(data: Any, above: tuple[str, ...], node: Any) -> list[tuple[str, ...]]:
-    paths: list[tuple[str, ...]] = []
-    for key, value in data.items():
-        path = (*above, *(key if isinstance(key, tuple) else (str(key),)))
-        below = node.get(key) if isinstance(node, dict) else None
-        if is_mapping(value) and type(below) is not int:
-            paths.extend(_paths(value, path, below))
-        else:
-            paths.append(path)
-    return paths
-
-
-def _common_count(leaves: list[Any], fields: tuple[Field, ...]) -> int:
-    counts = {len(leaf) if isinstance(leaf, list) else _first_size(leaf) for leaf in leaves}
-    if len(counts) == 1 and -1 not in counts:
-        return int(counts.pop())
-    sizes = ", ".join(
-        f"{field} {list(getattr(leaf, 'shape', ())) or type(leaf).__name__}"
-        for field, leaf in zip(fields, leaves, strict=True)
-    )
-    raise RecordError(
-        f"batch: expected the same number of records in every field, got {sizes}. One record is "
-        "written with add()."
-    )
-
-
-def _first_size(leaf: Any) -> int:
-    shape = getattr(leaf, "shape", ())
-    return int(shape[0]) if len(shape) else -1

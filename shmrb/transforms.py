@@ -1,8 +1,8 @@
 """The transforms of one handle: callables on its batches, in its process (floor F5).
 
-On reading they run in order after the gather; on writing, their inverses run in reverse order before
-the records are checked. An inverse is the attribute `inv` that TorchRL's transforms have. `invert=True`
-swaps the two: the callable itself runs before the write.
+On reading they run in order after the gather; on writing, their inverses run in reverse order
+before the records are checked. An inverse is the attribute `inv` that TorchRL's transforms have.
+`invert=True` swaps the two: the callable itself runs before the write.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ class Transforms:
             )
         self._links.insert(place, (transform, invert))
 
+    @property
+    def change_writes(self) -> bool:
+        """Whether any of them has a say in what is written."""
+        return any(_writing_step(*link) is not None for link in self._links)
+
     def after_reading(self, data: Any) -> Any:
         """What the user gets."""
         for transform, invert in self._links:
@@ -48,10 +53,14 @@ class Transforms:
 
     def before_writing(self, data: Any) -> Any:
         """What is written; None when a transform keeps it back for now."""
-        for transform, invert in reversed(self._links):
-            step = transform if invert else getattr(transform, "inv", None)
+        for link in reversed(self._links):
+            step = _writing_step(*link)
             if step is not None:
                 data = step(data)
                 if data is None:
                     return None
         return data
+
+
+def _writing_step(transform: Transform, invert: bool) -> Transform | None:
+    return transform if invert else getattr(transform, "inv", None)

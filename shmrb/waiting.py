@@ -1,4 +1,4 @@
-"""Deadlines: a native call's outcome becomes a value, another slice of waiting, or an error (floor F5).
+"""Deadlines: a native call's outcome becomes a value, more waiting, or an error (floor F5).
 
 Native calls never wait longer than one time slice and hold nothing when they return, so between two
 slices Python looks at signals and at the deadline. Who waits for records or for room sleeps on a
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shmrb.core import Bell, Counter, Outcome, Segment, Status, Waited, WaitLabel
+from shmrb.core import Bell, Outcome, Segment, Status, Waited, WaitLabel
 from shmrb.errors import (
     ClosedError,
     CorruptionError,
@@ -21,6 +21,7 @@ from shmrb.errors import (
     LimiterTimeoutError,
     LockTimeoutError,
     ReadOnlyError,
+    SpecError,
     StaleAttachmentError,
 )
 from shmrb.results import ClientInfo
@@ -61,10 +62,23 @@ class Call(NamedTuple):
 
 def deadline_of(timeout: float | None, default: float) -> float:
     """The monotonic instant when a call gives up. None: the configured default."""
-    seconds = default if timeout is None else float(timeout)
-    if not seconds >= 0:
-        raise ValueError(f"timeout: expected seconds >= 0, got {timeout!r}.")
-    return time.monotonic() + seconds
+    if timeout is not None:
+        check_timeout(timeout)
+    return time.monotonic() + (default if timeout is None else timeout)
+
+
+def check_timeout(timeout: float) -> None:
+    """Refuses what is no number of seconds.
+
+    Raises:
+        SpecError: it is negative or not a number.
+    """
+    try:
+        if timeout >= 0:
+            return
+    except TypeError:
+        pass
+    raise SpecError(f"timeout: expected seconds >= 0 or None, got {timeout!r}.")
 
 
 def post(member: Member, wake: int) -> None:
@@ -138,6 +152,12 @@ class Wait:
         name = self.member.name or "the private buffer"
         if status == EMPTY and not self.call.until_records:
             raise EmptyBufferError(f"Cannot sample from an empty storage. ({name} has no record.)")
+        if status == Status.NO_MASS:
+            raise EmptyBufferError(
+                f"{self.call.name}: all priorities of the records in {name} are zero, so none can "
+                "be drawn. Give some a priority with update_priority, or create the buffer with "
+                "eps > 0."
+            )
         if status == Status.CLOSED:
             raise ClosedError(f"{self.call.name}: this handle of {name} was closed.")
         if status == Status.DEAD:
@@ -193,8 +213,3 @@ class Wait:
 def describe(client: ClientInfo) -> str:
     """A client for a message."""
     return f"{client} {'alive' if client.alive else 'dead'}"
-
-
-def note_unchecked(segment: Segment, rows: int) -> None:
-    """Counts rows that were changed by index alone, without a generation."""
-    segment.count(Counter.UNCHECKED_ROWS, rows)

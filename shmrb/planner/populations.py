@@ -20,13 +20,18 @@ def windows(segment: Segment, lane_capacity: int) -> list[int]:
     return [max(0, min(lane_capacity, lane["head"] - lane["floor"])) for lane in _lanes(segment)]
 
 
-def live_slots(segment: Segment, lane_capacity: int) -> Slots:
-    """The slots under live tickets, ascending."""
+def slots_of(windows: list[int], lane_capacity: int) -> Slots:
+    """The first `windows[lane]` slots of each lane, ascending."""
     parts = [
         np.arange(lane * lane_capacity, lane * lane_capacity + live, dtype=np.int64)
-        for lane, live in enumerate(windows(segment, lane_capacity))
+        for lane, live in enumerate(windows)
     ]
     return np.concatenate(parts)
+
+
+def live_slots(segment: Segment, lane_capacity: int) -> Slots:
+    """The slots under live tickets, ascending."""
+    return slots_of(windows(segment, lane_capacity), lane_capacity)
 
 
 def chronological_slots(segment: Segment, lane_capacity: int) -> Slots:

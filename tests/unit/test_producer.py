@@ -217,8 +217,7 @@ class TestChunks:
         with buffer.producer(chunk=2) as out:
             for at in range(3):
                 line_step(out, at)
-        plain = buffer._cells.read(buffer._form, buffer._cells.live()).batch.leaves[0]
-        assert plain[:, 0].tolist() == [0, 2, 4]
+        assert buffer["observation"][:, 0].tolist() == [0, 2, 4]
 
 
 class TestErrors:
