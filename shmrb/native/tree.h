@@ -84,7 +84,8 @@ class PriorityTree {
   void settle_all() const { settle_range(0, capacity_); }
 
   // The first leaf whose prefix sum is above each target. REQUIRES: 0 <= target; total() > 0. A target at or above the
-  // total goes to the last leaf with mass; a leaf without mass is never found.
+  // total goes to the last leaf with mass; a leaf without mass is never found. Whatever bytes the tree holds, what is
+  // found is a slot.
   void locate(const double* targets, int64_t count, int64_t* slots) const {
     double left[kWalksInStep];
     int64_t node[kWalksInStep];
@@ -96,25 +97,26 @@ class PriorityTree {
       }
       for (size_t level = sums_.size() - 1; level > 0; --level) {
         const double* children = sums_[level - 1];
+        int64_t last = last_node(level - 1);
         for (int k = 0; k < walks; ++k) {
           node[k] = step(left[k], node[k], [&](int64_t child) { return order::peek_value(&children[child]); });
+          if (node[k] > last) node[k] = last;
           __builtin_prefetch(level > 1 ? static_cast<const void*>(&sums_[level - 2][node[k] * kFanOut])
                                        : static_cast<const void*>(&leaves_[node[k] * kFanOut]));
         }
       }
-      for (int k = 0; k < walks; ++k)
-        slots[start + k] =
-            step(left[k], node[k], [&](int64_t child) { return static_cast<double>(leaf(child).mass); });
+      for (int k = 0; k < walks; ++k) {
+        int64_t slot = step(left[k], node[k], [&](int64_t child) { return static_cast<double>(leaf(child).mass); });
+        slots[start + k] = slot < capacity_ ? slot : capacity_ - 1;
+      }
     }
   }
 
   // Nodes that are not what their children say: 0 in a sound tree.
   int64_t wrong_nodes() const {
     int64_t wrong = 0;
-    int64_t nodes = capacity_;
     for (size_t level = 0; level < sums_.size(); ++level) {
-      nodes = (nodes + kFanOut - 1) / kFanOut;
-      for (int64_t node = 0; node < nodes; ++node) {
+      for (int64_t node = 0; node <= last_node(level); ++node) {
         Node now = of_children(level, node);
         wrong += now.sum != order::peek_value(&sums_[level][node]) || now.least != order::peek_value(&minima_[level][node]);
       }
@@ -159,6 +161,13 @@ class PriorityTree {
     Node now = of_children(level, node);
     order::put_value(&sums_[level][node], now.sum);
     order::put_value(&minima_[level][node], now.least);
+  }
+
+  // The last node of a level that has slots below it; the line it lies on may go on.
+  int64_t last_node(size_t level) const {
+    int64_t last = capacity_ - 1;
+    for (size_t above = 0; above <= level; ++above) last /= kFanOut;
+    return last;
   }
 
   uint64_t* leaves_ = nullptr;

@@ -60,6 +60,46 @@ struct Stamped {
   }
 };
 
+// Room for a priority tree, each level between forbidden pages.
+class TreeRoom {
+ public:
+  explicit TreeRoom(int64_t capacity) : capacity_(capacity), leaves_(lines(capacity, 8)) {
+    int64_t nodes = capacity;
+    do {
+      nodes = (nodes + kFanOut - 1) / kFanOut;
+      sums_.push_back(std::make_unique<Fenced>(lines(nodes, 8)));
+      minima_.push_back(std::make_unique<Fenced>(lines(nodes, 4)));
+    } while (nodes > 1);
+  }
+
+  PriorityTree tree() const {
+    std::vector<double*> sums;
+    std::vector<float*> minima;
+    for (const auto& level : sums_) sums.push_back(reinterpret_cast<double*>(level->at(0)));
+    for (const auto& level : minima_) minima.push_back(reinterpret_cast<float*>(level->at(0)));
+    return {reinterpret_cast<uint64_t*>(leaves_.at(0)), std::move(sums), std::move(minima), capacity_};
+  }
+
+  // Each region and its size.
+  std::vector<std::pair<uint8_t*, size_t>> regions() const {
+    std::vector<std::pair<uint8_t*, size_t>> all{{leaves_.at(0), lines(capacity_, 8)}};
+    int64_t nodes = capacity_;
+    for (size_t level = 0; level < sums_.size(); ++level) {
+      nodes = (nodes + kFanOut - 1) / kFanOut;
+      all.emplace_back(sums_[level]->at(0), lines(nodes, 8));
+      all.emplace_back(minima_[level]->at(0), lines(nodes, 4));
+    }
+    return all;
+  }
+
+ private:
+  static size_t lines(int64_t count, size_t width) { return (count + kFanOut - 1) / kFanOut * kFanOut * width; }
+
+  int64_t capacity_;
+  Fenced leaves_;
+  std::vector<std::unique_ptr<Fenced>> sums_, minima_;
+};
+
 // Columns: uid, mark, echo, body, done (one byte).
 class Arena {
  public:
@@ -80,6 +120,9 @@ class Arena {
     close(fd);
     live_lock_ = path;
     control()->state = kReadyState;
+    control()->priorities.alpha = 1;
+    control()->priorities.beta = 1;
+    if (features & kPriorities) tree_ = std::make_unique<TreeRoom>(capacity);
   }
   ~Arena() { unlink(live_lock_.c_str()); }
 
@@ -105,6 +148,7 @@ class Arena {
       offset += capacity_ * bytes;
     }
     view.done_columns = {4};
+    if (tree_) view.tree = tree_->tree();
     return view;
   }
 
@@ -122,6 +166,7 @@ class Arena {
   const Fenced& slots() const { return slots_; }
   size_t ctl_bytes() const { return sizeof(ControlBlock) + kClients * sizeof(ClientBlock) + lanes_ * sizeof(LaneBlock); }
   size_t slots_bytes() const { return capacity_ * 24; }
+  const TreeRoom& tree() const { return *tree_; }
 
  private:
   static constexpr size_t row_bytes() {
@@ -134,6 +179,7 @@ class Arena {
   uint32_t lanes_;
   uint32_t features_;
   Fenced ctl_, slots_, data_;
+  std::unique_ptr<TreeRoom> tree_;
   std::string live_lock_;
 };
 
