@@ -76,7 +76,10 @@ inline Outcome empty(const View& view, bool reset_write_count, int64_t deadline_
   auto empty_all = [&]() -> Outcome {
     for (uint32_t i = 0; i < view.lane_count; ++i)
       if (!is_ticket(order::peek(&view.lanes[i].head))) return {kCorrupt, 0, kNothing, 0, 0};
-    for (uint32_t i = 0; i < view.lane_count; ++i) empty_lane(view, view.lanes[i], reset_write_count);
+    for (uint32_t i = 0; i < view.lane_count; ++i) {
+      settle_marked(view, view.lanes[i], i * view.lane_capacity, order::peek(&view.lanes[i].head));
+      empty_lane(view, view.lanes[i], reset_write_count);
+    }
     return {};
   };
   if (!view.has(kOneLock)) {
@@ -204,6 +207,7 @@ inline void retire_counters(const View& view, ClientBlock& block) {
 inline void clear_entry(const View& view, ClientBlock& block) {
   retire_counters(view, block);
   order::put(&block.in_flight, int64_t{0});
+  order::put(&block.changing, 0u);
   order::put(&block.duties, 0u);
   order::put(&block.waiting_for, 0u);
   order::publish(&block.role, 0u);

@@ -198,12 +198,14 @@ inline nb::dict abi() {
   using B = ClientBlock;
   r["ClientBlock"] = describe(
       sizeof(B), {SPAN(B, epoch), SPAN(B, pid), SPAN(B, role), SPAN(B, waiting_for), SPAN(B, attached_ns),
-                  SPAN(B, waiting_since_ns), SPAN(B, in_flight), SPAN(B, duties), SPAN(B, name), SPAN(B, counters)});
+                  SPAN(B, waiting_since_ns), SPAN(B, in_flight), SPAN(B, duties), SPAN(B, changing), SPAN(B, name),
+                  SPAN(B, counters)});
   using N = LaneBlock;
   r["LaneBlock"] = describe(
       sizeof(N), {SPAN(N, lock), SPAN(N, lease), SPAN(N, last_writer), SPAN(N, next_run), SPAN(N, open_run),
-                  SPAN(N, run_ended), SPAN(N, holes_stale), SPAN(N, holes), SPAN(N, written_ns), SPAN(N, open_trajectory), SPAN(N, marked), SPAN(N, open_trajectory), SPAN(N, marked), SPAN(N, head),
-                  SPAN(N, floor), SPAN(N, written_offset), SPAN(N, journal)});
+                  SPAN(N, run_ended), SPAN(N, holes_stale), SPAN(N, holes), SPAN(N, written_ns),
+                  SPAN(N, open_trajectory), SPAN(N, marked), SPAN(N, head), SPAN(N, floor), SPAN(N, written_offset),
+                  SPAN(N, journal)});
   return r;
 }
 

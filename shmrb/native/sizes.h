@@ -31,16 +31,16 @@ inline int64_t reserved_rows(const View& view) {
 // Rows that clients have reserved and not yet published.
 struct Flight {
   int64_t rows = 0;            // of living clients
-  bool dead_on_board = false;  // a dead client left some that nobody has recovered: only a count of the words is true
+  bool dead_on_board = false;  // one died over slots that nobody has recovered: only a count of the words is true
 
   explicit Flight(const View& view) {
     uint32_t high = order::observe(&view.control->clients_high);
     for (uint32_t slot = 0; slot < high && slot < view.max_clients; ++slot) {
       int64_t flying = order::peek(&view.clients[slot].in_flight);
-      if (flying <= 0) continue;
+      if (flying <= 0 && order::peek(&view.clients[slot].changing) == 0) continue;
       if (byte_state(view.liveness.probe, slot) == ByteState::kFree) {
         dead_on_board = true;
-      } else {
+      } else if (flying > 0) {
         rows += flying;
       }
     }

@@ -17,25 +17,26 @@ inline void doubt_holes(const View& view, int64_t slot) {
   order::publish(&view.lanes[view.lane_of(slot)].holes_stale, 1u);
 }
 
-// Did the write that made this slot busy die before the head counted it?
+// Did the write that made this slot busy die before the head counted it? Asked before the claim: once nobody dead owns
+// them any more, `marked` is taken back. Marked first: what it was set to before is at most the head.
 inline bool is_uncounted(const View& view, int64_t slot) {
   const LaneBlock& lane = view.lanes[view.lane_of(slot)];
+  int64_t marked = order::observe(&lane.marked);
   int64_t head = order::observe(&lane.head);
-  int64_t marked = order::peek(&lane.marked);
-  if (marked <= head) return false;
+  if (!is_ticket(head) || marked <= head) return false;
   int64_t ahead = (slot - head) % view.lane_capacity;  // a lane's first slot is a multiple of its capacity
   return (ahead < 0 ? ahead + view.lane_capacity : ahead) < marked - head;
 }
 
 // REQUIRES: the slot is claimed by the caller, its word was busy in a dead client's hands.
-inline void void_slot(const View& view, int64_t slot, uint64_t word) {
+inline void void_slot(const View& view, int64_t slot, uint64_t word, bool uncounted) {
   doubt_holes(view, slot);
   order::publish(&view.words[slot], make_word(word_generation(word) + 1, 0, kVoid64));
   doubt_holes(view, slot);
   view.note(kVoidedRecords);
   if (word_revision(word) == 0) {  // a first write that was never published: it was counted as an insert
     view.note(kReclaimedRecords);
-    if (view.has(kLimiter) && !is_uncounted(view, slot)) order::bump(&view.control->limiter.uncounted, int64_t{1});
+    if (view.has(kLimiter) && !uncounted) order::bump(&view.control->limiter.uncounted, int64_t{1});
   }
 }
 
@@ -46,11 +47,12 @@ inline uint32_t claim_slot(const View& view, int64_t slot) {
     uint32_t current = 0;
     if (order::claim(owner, current, view.token)) return 0;
     if (current == view.token || view.liveness.alive(current)) return current;
+    bool uncounted = is_uncounted(view, slot);
     if (!order::claim(owner, current, view.token)) continue;
     stopping::at(stopping::kRecovering);
     uint64_t word = order::observe(&view.words[slot]);
     if (word_busy(word)) {
-      void_slot(view, slot, word);
+      void_slot(view, slot, word, uncounted);
     } else {
       doubt_holes(view, slot);  // the dead one may have voided it and died before saying so
       view.note(kSlotsFreed);
@@ -60,6 +62,18 @@ inline uint32_t claim_slot(const View& view, int64_t slot) {
 }
 
 inline void free_slot(const View& view, int64_t slot) { order::publish(&view.owners[slot], 0u); }
+
+// Says that a client changes slots without a ticket: if it dies over it, the sizes must be counted by the words.
+class Changing {
+ public:
+  explicit Changing(const View& view) : count_(&view.me()->changing) { order::bump(count_, 1u); }
+  ~Changing() { order::bump(count_, ~0u); }
+  Changing(const Changing&) = delete;
+  Changing& operator=(const Changing&) = delete;
+
+ private:
+  uint32_t* count_;
+};
 
 // Sleeps on a living owner's word: releases wake nobody, since a claim lasts microseconds.
 class OwnerNap {

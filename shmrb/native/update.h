@@ -119,6 +119,7 @@ inline Outcome update(const View& view, const Patch& patch, int64_t deadline_ns)
   std::stable_sort(rows.begin(), rows.end(), [&](uint32_t a, uint32_t b) { return patch.index[a] < patch.index[b]; });
   OwnerNap nap;
   int64_t busy = 0;
+  Changing changing(view);
   while (uint32_t owner = claim_rows(view, patch, rows, &busy)) {
     if (monotonic_ns() >= deadline_ns) return blocked_on(kSlotOwner, owner);
     nap.rest(view, busy, owner, deadline_ns);

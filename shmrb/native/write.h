@@ -203,6 +203,7 @@ inline Outcome admit(const View& view, int64_t rows, int64_t deadline_ns) {
 // Writes one record into a given slot without a ticket: head and ring order stay, the slot gets a new generation.
 inline Outcome refill(const View& view, int64_t slot, const Rows& row, int64_t deadline_ns) {
   OwnerNap nap;
+  Changing changing(view);
   while (uint32_t owner = claim_slot(view, slot)) {
     if (monotonic_ns() >= deadline_ns) return blocked_on(kSlotOwner, owner);
     nap.rest(view, slot, owner, deadline_ns);

@@ -34,6 +34,7 @@ STAMPED = (
     ("body", "|u1", (BODY_BYTES,)),
 )
 ECHO_FACTOR = 1_000_003
+ALPHA_BETA_EPS = (1.0, 1.0, 0.0)
 
 Columns = Mapping[str, np.ndarray]
 Array = np.ndarray
@@ -48,6 +49,18 @@ def _address(array: Array | None) -> int:
         return 0
     assert array.flags.c_contiguous
     return int(array.ctypes.data)
+
+
+def _tree(capacity: int) -> tuple[dict[str, Any], int]:
+    """Where the leaves and the levels of the priority tree lie, and where they end."""
+    end, nodes = _aligned(capacity * 8, 64), capacity
+    tree: dict[str, Any] = {"leaves": 0, "sums": [], "minima": []}
+    while nodes > 1 or not tree["sums"]:
+        nodes = -(-nodes // 8)
+        for level, size in (("sums", 8), ("minima", 4)):
+            tree[level].append(end)
+            end += _aligned(_aligned(nodes, 8) * size, 64)
+    return tree, end
 
 
 def bodies(uids: Array) -> Array:
@@ -122,7 +135,9 @@ class RawSegment:
         self.max_clients: int = told["max_clients"]
         self.live_lock = str(self.folder / "live.lock")
         self._abi: dict[str, Any] = core.abi()
-        files = {name: self._map(name, writable) for name in ("ctl", "slots", "data")}
+        files = {name: self._map(name, writable) for name in ("ctl", "slots", "data", "prio")}
+        # The mappings live as long as this does.
+        self._files = files
         self._ctl = files["ctl"]
         places = told["slots"]
         self.words = self._slot_array(files["slots"], places["words"], np.uint64)
@@ -142,6 +157,8 @@ class RawSegment:
                 "ctl": _address(files["ctl"]),
                 "slots": _address(files["slots"]),
                 "data": _address(files["data"]),
+                "prio": _address(files["prio"]),
+                **told["tree"],
                 "capacity": self.capacity,
                 "lanes": self.lane_count,
                 "max_clients": self.max_clients,
@@ -190,10 +207,12 @@ class RawSegment:
             size = int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize
             data_end = _aligned(data_end + size * capacity)
         abi: dict[str, Any] = core.abi()
+        tree, tree_end = _tree(capacity)
         sizes = {
             "ctl": PAGE + max_clients * abi[CLIENT]["size"] + lanes * abi[LANE]["size"],
             "slots": end,
             "data": max(data_end, PAGE),
+            "prio": tree_end if features & core.Feature.PRIORITIES else PAGE,
             "live.lock": max_clients,
         }
         for name, size in sizes.items():
@@ -207,12 +226,14 @@ class RawSegment:
             "columns": columns,
             "offsets": offsets,
             "slots": places,
+            "tree": tree,
             "done_columns": [names.index(name) for name in done if name in names],
         }
         (folder / "geometry.json").write_text(json.dumps(told))
         made = cls(folder)
         made.poke(CONTROL, "generation_base", generation_base)
         made.poke(CONTROL, "state", 1)
+        made.word_of(CONTROL, "priorities").view(np.float64)[:3] = ALPHA_BETA_EPS
         return made
 
     @classmethod
