@@ -8,6 +8,9 @@ from shmrb.errors import RecordError
 from shmrb.likeness import is_mapping
 from shmrb.schema import Schema
 
+# Nested dictionaries with the position of each field at its place.
+Node = dict[str, Any]
+
 
 def rows_of(data: Any) -> int:
     """How many records a batch holds, seen from its first leaf.
@@ -46,6 +49,28 @@ def flat_fields(data: Any, above: tuple[str, ...] = ()) -> dict[tuple[str, ...],
     return values
 
 
+def found(data: Any, path: tuple[str, ...]) -> Any:
+    """The value at a path of nested fields, None if there is none."""
+    for length in range(len(path), 0, -1):
+        key = path[0] if length == 1 else path[:length]
+        # A TensorDict has nested keys, a dictionary may hold such a tuple itself.
+        if is_mapping(data) and key in data.keys():  # noqa: SIM118
+            value = data[key]
+            return value if length == len(path) else found(value, path[length:])
+    return None
+
+
+def without(data: Any, path: tuple[str, ...]) -> Any:
+    """A mapping without what lies at a path; the caller's own stays as it is."""
+    if hasattr(data, "exclude"):
+        return data.exclude(path if len(path) > 1 else path[0])
+    if path in data or path[0] not in data:
+        return {key: value for key, value in data.items() if key != path}
+    if len(path) == 1:
+        return {key: value for key, value in data.items() if key != path[0]}
+    return {**data, path[0]: without(data[path[0]], path[1:])}
+
+
 def with_first_dimension(data: Any) -> Any:
     """A record as a batch of one."""
     if is_mapping(data):
@@ -57,9 +82,9 @@ def with_first_dimension(data: Any) -> Any:
     return data[None] if hasattr(data, "shape") and hasattr(data, "dtype") else [data]
 
 
-def tree_of(schema: Schema) -> dict[str, Any]:
+def tree_of(schema: Schema) -> Node:
     """Nested dictionaries with the position of each field at its place."""
-    tree: dict[str, Any] = {}
+    tree: Node = {}
     for position, path in enumerate(schema.paths):
         node = tree
         for part in path[:-1]:
@@ -68,19 +93,33 @@ def tree_of(schema: Schema) -> dict[str, Any]:
     return tree
 
 
-def collect(node: dict[str, Any], data: Any, leaves: list[Any]) -> bool:
-    """Puts each leaf at its field's position; False when keys are missing or unknown."""
+def collect(node: Node, data: Any, leaves: list[Any]) -> int:
+    """Puts each leaf at its field's position; how many, or -1 when a key is unknown."""
     # The dictionary in a TensorDict: its own items() costs as much as all the checks here.
     fields = data if type(data) is dict else getattr(data, "_tensordict", data)
-    found = 0
+    placed = 0
     for key, value in fields.items():
         place = node.get(key)
+        if place is None and type(key) is tuple:
+            place = _descend(node, key)
         if type(place) is int:
             leaves[place] = value
-        elif place is None or not is_mapping(value) or not collect(place, value, leaves):
-            return False
-        found += 1
-    return found == len(node)
+            placed += 1
+        elif place is None or not is_mapping(value):
+            return -1
+        else:
+            below = collect(place, value, leaves)
+            if below < 0:
+                return -1
+            placed += below
+    return placed
+
+
+def _descend(node: Any, path: tuple[Any, ...]) -> Any:
+    """What lies at a path, None for nothing."""
+    for part in path:
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
 
 
 def paths_of(data: Any, above: tuple[str, ...], node: Any) -> list[tuple[str, ...]]:

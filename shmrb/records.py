@@ -59,7 +59,8 @@ class RecordReader:
         self._columns = [Column(field, cast) for field in schema.fields]
         self._tree = tree_of(schema)
         # Calls of one handle mostly bring as many records as the last one.
-        self._last_shapes: tuple[int | None, list[tuple[int, ...]]] = (-1, [])
+        shapes = [field.shape for field in schema.fields]
+        self._last_shapes: tuple[int | None, list[tuple[int, ...]]] = (None, shapes)
 
     def record(self, data: Any) -> Rows:
         """One record: leaves have the shapes of the schema."""
@@ -132,10 +133,10 @@ class RecordReader:
             )
         leaves: list[Any] = [None] * len(self._columns)
         try:
-            complete = collect(self._tree, data, leaves)
+            placed = collect(self._tree, data, leaves)
         except RuntimeError as error:  # tensordict refuses to stack what is ragged
             raise RecordError(f"record: {error}. {PADDING_ADVICE}") from error
-        if not complete:
+        if placed != len(leaves):
             self._refuse_keys(data)
         return leaves
 
@@ -160,7 +161,7 @@ class RecordReader:
         unknown = ", ".join(map(show_path, sorted(got - expected)))
         parts = [f"missing {missing}"] * bool(missing) + [f"unknown {unknown}"] * bool(unknown)
         raise RecordError(
-            f"record: {' and '.join(parts)}. Expected exactly "
+            f"record: {' and '.join(parts) or 'a field is given twice'}. Expected exactly "
             f"{', '.join(map(show_path, self.schema.paths))}: the schema is fixed when the buffer "
             "is created."
         )

@@ -70,12 +70,9 @@ ERRORS = {
 # Its words that ours begin with.
 WORDS = (
     "Cannot sample from an empty storage.",
-    "batch_size not specified. You can specify the batch_size when constructing the replay buffer, "
-    "or pass it to the sample method.",
-    "Cannot iterate over the replay buffer. Batch_size was not specified during construction of "
-    "the replay buffer.",
-    "The batch size (4) is greater than the storage capacity (2). This makes it impossible to "
-    "return a sample without repeating indices.",
+    "batch_size not specified. You can specify the batch_size when constructing the replay buffer",
+    "Cannot iterate over the replay buffer. Batch_size was not specified during construction of",
+    "The batch size (4) is greater than the storage capacity (2). This makes it impossible to",
 )
 
 
