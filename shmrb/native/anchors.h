@@ -1,9 +1,8 @@
-// Which anchors: uniform over records, by priority mass, or uniform over trajectories; and the draw that turns them into
-// windows.
+// Which anchors: uniform over records, by priority mass, or uniform over trajectories.
 #pragma once
 
 #include <map>
-#include <memory>
+#include <optional>
 
 #include "draw.h"
 #include "windows.h"
@@ -12,7 +11,7 @@ namespace shmrb {
 
 // `word` is what the slot showed when it was drawn, 0 when any record will do. `weight` is its importance weight.
 struct Anchor {
-  int64_t slot = -1;
+  int64_t slot = -1;  // -1: none this time
   uint64_t word = 0;
   float weight = 1;
 };
@@ -20,70 +19,88 @@ struct Anchor {
 class AnchorSource {
  public:
   virtual ~AnchorSource() = default;
-  // slot -1: none this time.
-  virtual Anchor draw(Random& random) = 0;
+  // Looks at the buffer anew.
+  virtual void refresh() = 0;
+  // kOk, also when the draw came to nothing; else why there is no sense in drawing on.
+  virtual Outcome draw(Random& random, Anchor* anchor) = 0;
   // When chance finds no legal anchor: one of `legal`, in the proportions of `draw`.
-  virtual Anchor draw_among(Random& random, const std::vector<int64_t>& legal) = 0;
+  virtual Outcome draw_among(Random& random, const std::vector<int64_t>& legal, Anchor* anchor) = 0;
 };
 
 class UniformAnchors : public AnchorSource {
  public:
-  explicit UniformAnchors(const View& view) : population_(view) {}
-  Anchor draw(Random& random) override { return {population_.total() ? population_.draw(random) : -1, 0, 1}; }
-  Anchor draw_among(Random& random, const std::vector<int64_t>& legal) override {
-    return {legal[random.below(legal.size())], 0, 1};
+  explicit UniformAnchors(const View& view) : view_(view), population_(std::in_place, view) {}
+  void refresh() override { population_.emplace(view_); }
+  Outcome draw(Random& random, Anchor* anchor) override {
+    if (population_->total() > 0) anchor->slot = population_->draw(random);
+    return {};
+  }
+  Outcome draw_among(Random& random, const std::vector<int64_t>& legal, Anchor* anchor) override {
+    anchor->slot = legal[random.below(legal.size())];
+    return {};
   }
 
  private:
-  Population population_;
+  const View& view_;
+  std::optional<Population> population_;
 };
 
 // Draws a handful at a time, since each needs the control lock.
 class MassAnchors : public AnchorSource {
  public:
   MassAnchors(const View& view, int64_t wanted, int64_t deadline_ns)
-      : view_(view), handful_(std::max<int64_t>(wanted, kWalksInStep)), deadline_ns_(deadline_ns) {}
+      : view_(view), handful_(wanted > kLeastHandful ? wanted : kLeastHandful), deadline_ns_(deadline_ns) {}
 
-  Anchor draw(Random& random) override {
-    if (drawn_.empty()) refill(random);
-    if (drawn_.empty()) return {};
-    Anchor anchor = drawn_.back();
+  void refresh() override { drawn_.clear(); }
+
+  Outcome draw(Random& random, Anchor* anchor) override {
+    if (drawn_.empty()) {
+      Outcome filled = refill(random);
+      if (filled.status != kOk) return filled;
+    }
+    *anchor = drawn_.back();
     drawn_.pop_back();
-    return anchor;
+    return {};
   }
 
-  Anchor draw_among(Random& random, const std::vector<int64_t>& legal) override {
+  Outcome draw_among(Random& random, const std::vector<int64_t>& legal, Anchor* anchor) override {
     Held held(view_, view_.control->control_lock, deadline_ns_);
-    if (!held) return {};
+    if (!held) return blocked_on(kControlLock, held.who());
     double total = 0;
     for (int64_t slot : legal) total += view_.tree.leaf(slot).mass;
+    if (!(total > 0)) return {kNoMass, 0, kNothing, 0, 0};
     double left = random.unit() * total;
     for (int64_t slot : legal) {
       double mass = view_.tree.leaf(slot).mass;
-      if (mass > 0 && left < mass) return seen(slot, mass);
+      if (mass <= 0) continue;
+      *anchor = seen(slot);  // the last one with mass stays when rounding leaves a remainder
+      if (left < mass) break;
       left -= mass;
     }
     return {};
   }
 
  private:
-  Anchor seen(int64_t slot, double mass) const {
+  static constexpr int64_t kLeastHandful = 32;
+
+  Anchor seen(int64_t slot) const {
     double beta = order::peek_value(&priorities_of(view_).beta);
-    double weight = std::pow(mass / view_.tree.least(), -beta);
+    double weight = std::pow(view_.tree.leaf(slot).mass / view_.tree.least(), -beta);
     return {slot, order::observe(&view_.words[slot]), static_cast<float>(weight < 1 ? weight : 1.0)};
   }
 
-  void refill(Random& random) {
+  Outcome refill(Random& random) {
     Held held(view_, view_.control->control_lock, deadline_ns_);
-    if (!held) return;
+    if (!held) return blocked_on(kControlLock, held.who());
     settle_holes(view_, true);
     double total = view_.tree.total();
-    if (!(total > 0)) return;
+    if (!(total > 0)) return {live_records(view_) > 0 ? kNoMass : kEmpty, 0, kNothing, 0, 0};
     std::vector<double> targets(handful_);
     std::vector<int64_t> slots(handful_);
     for (double& target : targets) target = random.unit() * total;
     view_.tree.locate(targets.data(), handful_, slots.data());
-    for (int64_t slot : slots) drawn_.push_back(seen(slot, view_.tree.leaf(slot).mass));
+    for (int64_t slot : slots) drawn_.push_back(seen(slot));
+    return {};
   }
 
   const View& view_;
@@ -97,13 +114,19 @@ class MassAnchors : public AnchorSource {
 class TrajectoryAnchors : public AnchorSource {
  public:
   TrajectoryAnchors(const View& view, int64_t span, bool strict) : view_(view), span_(span), strict_(strict) {
-    for (uint32_t i = 0; i < view.lane_count; ++i) {
-      lanes_.emplace_back(view, i);
+    refresh();
+  }
+
+  void refresh() override {
+    lanes_.clear();
+    total_ = 0;
+    for (uint32_t i = 0; i < view_.lane_count; ++i) {
+      lanes_.emplace_back(view_, i);
       total_ += lanes_.back().count;
     }
   }
 
-  Anchor draw(Random& random) override {
+  Outcome draw(Random& random, Anchor* anchor) override {
     if (total_ <= 0) return {};
     auto nth = static_cast<int64_t>(random.below(total_));
     size_t lane = 0;
@@ -114,21 +137,23 @@ class TrajectoryAnchors : public AnchorSource {
     if (first < 0 || end <= first) return {};
     int64_t spare = end - first - span_;
     if (spare < 0 && strict_) return {};
-    int64_t ticket = first + (spare > 0 ? static_cast<int64_t>(random.below(spare + 1)) : 0);
-    return {from.window.slot_of(ticket), 0, 1};
+    anchor->slot = from.window.slot_of(first + (spare > 0 ? static_cast<int64_t>(random.below(spare + 1)) : 0));
+    return {};
   }
 
-  Anchor draw_among(Random& random, const std::vector<int64_t>& legal) override {
+  Outcome draw_among(Random& random, const std::vector<int64_t>& legal, Anchor* anchor) override {
     std::map<std::pair<uint32_t, uint32_t>, std::vector<int64_t>> trajectories;
     for (int64_t slot : legal)
       trajectories[{view_.lane_of(slot), order::peek(&view_.runs[slot]) & kRunNumberMask}].push_back(slot);
     auto chosen = trajectories.begin();
     std::advance(chosen, random.below(trajectories.size()));
-    return {chosen->second[random.below(chosen->second.size())], 0, 1};
+    anchor->slot = chosen->second[random.below(chosen->second.size())];
+    return {};
   }
 
  private:
-  // The trajectories of one lane in ring order; the oldest live record counts as a start.
+  // The trajectories of one lane in ring order; the oldest live record counts as a start. Counts move while they are
+  // read: what comes out is a record all the same, and the expander decides whether a window fits there.
   struct Lane {
     Lane(const View& view, uint32_t lane) : window(view, lane) {
       int64_t size = window.size();
@@ -164,115 +189,5 @@ class TrajectoryAnchors : public AnchorSource {
   std::vector<Lane> lanes_;
   int64_t total_ = 0;
 };
-
-constexpr int kAnchorsByChance = 128;
-
-struct WindowBatch {
-  Batch rows;  // count = windows * unit.records()
-  int64_t windows;
-  int64_t* anchors;  // slots, before any shift
-  uint8_t* valid;    // one a row
-  float* weights;    // one a window; null: not wanted
-};
-
-inline std::vector<int64_t> legal_anchors(const View& view, Expander& expander, int64_t number) {
-  std::vector<int64_t> legal;
-  Population(view).each([&](int64_t slot) {
-    if (expander.expand(slot, number)) legal.push_back(slot);
-  });
-  return legal;
-}
-
-// Draws and expands the anchor of one window. kAgain: lost on the way, or a lock was not to be had.
-inline Status place_window(const View& view, AnchorSource& source, Random& random, Expander& expander,
-                           const WindowBatch& batch, const std::vector<uint64_t>& words, const Unit& unit,
-                           uint32_t number) {
-  auto accept = [&](const Anchor& anchor) {
-    if (anchor.slot < 0 || !expander.expand(anchor.slot, number)) return false;
-    // Drawn by mass: the record must be the one whose mass it was. The anchor is one of the window's own rows.
-    int64_t first = number * unit.records();
-    for (int64_t row = first; anchor.word && row < first + unit.records(); ++row)
-      if (batch.rows.index[row] == anchor.slot && words[row] != anchor.word) return false;
-    batch.anchors[number] = anchor.slot;
-    if (batch.weights) batch.weights[number] = anchor.weight;
-    return true;
-  };
-  for (int tries = 0; tries < kAnchorsByChance; ++tries)
-    if (accept(source.draw(random))) return kOk;
-  std::vector<int64_t> legal = legal_anchors(view, expander, number);
-  if (legal.empty()) return Population(view).total() ? kNoWindow : kEmpty;
-  return accept(source.draw_among(random, legal)) ? kOk : kAgain;
-}
-
-// Draws windows until all are whole. kNoWindow: there are records, and no window fits anywhere.
-inline Outcome draw_windows(const View& view, const Unit& unit, AnchorSource& source, Random& random,
-                            const WindowBatch& batch, int64_t deadline_ns) {
-  Scratch& scratch = Scratch::of_thread();
-  scratch.words.resize(batch.rows.count);
-  Expander expander(view, unit, batch.rows, batch.valid, scratch.words);
-  std::vector<uint32_t> open(batch.windows);
-  std::iota(open.begin(), open.end(), 0u);
-  int64_t redraws = 0;
-  for (;;) {
-    std::vector<uint32_t> placed, lost;
-    for (uint32_t number : open) {
-      Status status = place_window(view, source, random, expander, batch, scratch.words, unit, number);
-      if (status == kEmpty || status == kNoWindow) return {status, 0, kNothing, 0, 0};
-      (status == kOk ? placed : lost).push_back(number);
-    }
-    copy_windows(view, unit, batch.rows, scratch, placed);
-    open.swap(placed);
-    open.insert(open.end(), lost.begin(), lost.end());
-    if (open.empty()) return {kOk, redraws, kNothing, 0, 0};
-    redraws += static_cast<int64_t>(open.size());
-    if (monotonic_ns() >= deadline_ns) return blocked_on(kNothing, 0);
-  }
-}
-
-enum class AnchorKind : int { kUniform = 0, kByMass = 1, kByTrajectory = 2, kByTrajectoryStrict = 3 };
-
-// Charge, draw windows, settle.
-inline Outcome sample_windows(const View& view, Random random, const Unit& unit, AnchorKind kind,
-                              const WindowBatch& batch, int64_t cost, int64_t deadline_ns) {
-  if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
-  Outcome charged = charge(view, cost, deadline_ns);
-  if (charged.status != kOk) return charged;
-  std::unique_ptr<AnchorSource> source;
-  if (kind == AnchorKind::kUniform) source = std::make_unique<UniformAnchors>(view);
-  else if (kind == AnchorKind::kByMass) source = std::make_unique<MassAnchors>(view, batch.windows, deadline_ns);
-  else source = std::make_unique<TrajectoryAnchors>(view, unit.length, kind == AnchorKind::kByTrajectoryStrict);
-  Outcome drawn = draw_windows(view, unit, *source, random, batch, deadline_ns);
-  settle_charge(view, charged.value, drawn.status == kOk, drawn.status == kEmpty || drawn.status == kNoWindow);
-  if (view.has(kLimiter) && view.acts()) drawn.wake |= ring_room(view);
-  if (drawn.status == kOk && view.token) count_sample(view, batch.rows.count, drawn.value);
-  return drawn;
-}
-
-// Expands given anchors; the rows of one that is not legal get generation -1 and its own slot.
-inline Outcome read_windows(const View& view, const Unit& unit, const WindowBatch& batch, int64_t deadline_ns) {
-  Scratch& scratch = Scratch::of_thread();
-  scratch.words.resize(batch.rows.count);
-  Expander expander(view, unit, batch.rows, batch.valid, scratch.words);
-  std::vector<uint32_t> open(batch.windows);
-  std::iota(open.begin(), open.end(), 0u);
-  for (;;) {
-    std::vector<uint32_t> placed;
-    for (uint32_t number : open) {
-      if (expander.expand(batch.anchors[number], number)) {
-        placed.push_back(number);
-        continue;
-      }
-      for (int64_t row = number * unit.records(); row < (number + 1) * unit.records(); ++row) {
-        batch.rows.index[row] = batch.anchors[number];
-        batch.rows.generation[row] = -1;
-        batch.valid[row] = 0;
-      }
-    }
-    copy_windows(view, unit, batch.rows, scratch, placed);
-    open.swap(placed);
-    if (open.empty()) return {};
-    if (monotonic_ns() >= deadline_ns) return blocked_on(kNothing, 0);
-  }
-}
 
 }  // namespace shmrb

@@ -112,36 +112,41 @@ nb::tuple sample_by_mass(Segment& s, Stream& stream, int64_t count, const Addres
   });
 }
 
-Unit unit_of(const std::vector<int64_t>& shape) {
-  return {shape[0], shape[1], shape[2], shape[3], static_cast<Boundary>(shape[4]), static_cast<Demand>(shape[5])};
+constexpr int64_t kLongestWindow = int64_t{1} << 24;
+
+// `shape`: length, burn-in, bootstrap, dilation, Boundary, Demand, records that must follow the anchor, by step or not.
+bool read_unit(const std::vector<int64_t>& shape, Unit* unit) {
+  constexpr int64_t kLeast[] = {1, 0, 0, 1, 0, 0, 0, 0};
+  constexpr int64_t kMost[] = {kLongestWindow, kLongestWindow, kLongestWindow, kLongestWindow, 3, 3, kLongestWindow, 1};
+  if (shape.size() != 8) return false;
+  for (size_t i = 0; i < shape.size(); ++i)
+    if (shape[i] < kLeast[i] || shape[i] > kMost[i]) return false;
+  *unit = {shape[0], shape[1], shape[2], shape[3], static_cast<Boundary>(shape[4]), static_cast<Demand>(shape[5]),
+           shape[6], shape[7] == 1};
+  return unit->ahead() + unit->behind() <= 2 * kLongestWindow;
 }
 
-bool unit_is_possible(const std::vector<int64_t>& shape) {
-  constexpr int64_t kLongest = int64_t{1} << 24;
-  return shape.size() == 6 && shape[0] >= 1 && shape[0] <= kLongest && shape[1] >= 0 && shape[1] <= kLongest &&
-         shape[2] >= 0 && shape[2] <= kLongest && shape[3] >= 1 && shape[3] <= kLongest && shape[4] >= 0 &&
-         shape[4] <= 2 && shape[5] >= 0 && shape[5] <= 2;
-}
-
-// `shape`: length, burn-in, bootstrap, dilation, boundary, demand. `kind`: AnchorKind, or -1 when `anchors` are given.
+// `kind`: AnchorKind, or -1 when `anchors` are given. `outputs`: one a column; by step, those of each step in turn.
 nb::tuple windows(Segment& s, Stream& stream, int kind, int64_t count, const std::vector<int64_t>& shape,
                   const Addresses& outputs, uint64_t anchors, uint64_t index, uint64_t generation, uint64_t valid,
                   uint64_t weights, int64_t cost, int64_t slice_ns) {
   return call(s, [&](const View& view) -> Outcome {
-    if (count < 1 || outputs.size() != view.columns.size() || !unit_is_possible(shape)) return {kCorrupt, 0, kNothing, 0, 0};
-    Unit unit = unit_of(shape);
-    int64_t rows = count * unit.records();
-    if (rows > UINT32_MAX) return {kCorrupt, 0, kNothing, 0, 0};
+    Unit unit;
+    if (count < 1 || kind < -1 || kind > 3 || !read_unit(shape, &unit)) return {kCorrupt, 0, kNothing, 0, 0};
+    size_t sets = unit.by_step ? unit.records() : 1;
+    if (outputs.size() != sets * view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
+    if (count > UINT32_MAX / unit.records()) return {kCorrupt, 0, kNothing, 0, 0};
     auto targets = pointers(outputs);
-    WindowBatch batch{{rows, targets.data(), at<int64_t>(index), at<int64_t>(generation), nullptr},
+    WindowBatch batch{{count * unit.records(), targets.data(), at<int64_t>(index), at<int64_t>(generation), nullptr},
                       count, at<int64_t>(anchors), at<uint8_t>(valid), at<float>(weights)};
     if (kind < 0) {
       for (int64_t i = 0; i < count; ++i)
         if (!view.in_range(batch.anchors[i])) return {kCorrupt, i, kNothing, 0, 0};
-      return read_windows(view, unit, batch, deadline(slice_ns));
+      return read_windows(view, unit, batch, cost, deadline(slice_ns));
     }
     auto anchor_kind = static_cast<AnchorKind>(kind);
-    if (anchor_kind == AnchorKind::kByMass && (!view.has(kPriorities) || !view.acts())) return {kReadOnly, 0, kNothing, 0, 0};
+    if (anchor_kind == AnchorKind::kByMass && !view.has(kPriorities)) return {kCorrupt, 0, kNothing, 0, 0};
+    if (anchor_kind == AnchorKind::kByMass && !view.acts()) return {kReadOnly, 0, kNothing, 0, 0};
     if (kind >= 2 && view.starts.empty()) return {kCorrupt, 0, kNothing, 0, 0};
     return sample_windows(view, stream.fork(), unit, anchor_kind, batch, cost, deadline(slice_ns));
   });

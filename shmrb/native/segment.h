@@ -5,8 +5,8 @@
 #include <atomic>
 #include <string>
 
-#include "anchors.h"
 #include "lifecycle.h"
+#include "sequences.h"
 
 namespace shmrb {
 

@@ -50,6 +50,8 @@ class StartCounts {
         count += order::peek(&at(level, lane, sibling));
       node /= kStartFanOut;
     }
+    // All of the last level: the position is behind its last count.
+    for (int64_t top = 0; node > 0 && top < kStartFanOut; ++top) count += order::peek(&at(levels_.size() - 1, lane, top));
     return count;
   }
 

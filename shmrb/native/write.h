@@ -58,12 +58,14 @@ inline uint64_t trajectory_of(const View& view, const Rows& rows, int64_t i) {
 }
 
 // Gives each row its run. A writer goes on with the lane's open run only when the lane's last ticket is its own, did not
-// end and bears the same trajectory id; the number counter moves first, so a death in between can only skip numbers.
+// end and bears the same trajectory id. Where the writer changes a number is left out: a window that goes on behind an
+// end asks for consecutive numbers. The counter moves first, so a death in between can only skip numbers.
 inline void stamp_runs(const View& view, LaneBlock& lane, int64_t first_slot, int64_t head, const Rows& rows,
                        uint32_t flags) {
   bool goes_on = lane.last_writer == view.token && !lane.run_ended && head > order::peek(&lane.floor);
   uint32_t number = lane.open_run;
-  uint32_t next = lane.next_run;
+  bool other_writer = lane.last_writer != 0 && lane.last_writer != view.token;
+  uint32_t next = (lane.next_run + other_writer) & kRunNumberMask;
   uint64_t trajectory = lane.open_trajectory;
   bool ended = false;
   for (int64_t i = 0; i < rows.count; ++i) {

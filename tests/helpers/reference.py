@@ -37,6 +37,8 @@ class Lane:
     last: tuple[str, int] | None = None
     """Who wrote the newest record and the number of its run; None when the next starts a run."""
     next_run: int = 0
+    writer: str | None = None
+    """Who wrote the newest record, ended or not: a number is left out where another one comes."""
 
     def __post_init__(self) -> None:
         self.records = [None] * self.capacity
@@ -51,6 +53,8 @@ class Lane:
         before = self.generations[place]
         self.generations[place] = first if before < 0 else before + 1
         starts = self.last is None or self.last[0] != writer
+        self.next_run += starts and self.writer not in (None, writer)
+        self.writer = writer
         number = self.next_run if self.last is None or starts else self.last[1]
         self.next_run += starts
         self.last = None if ends else (writer, number)

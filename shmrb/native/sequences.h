@@ -1,0 +1,195 @@
+// Batches of windows: anchors from a source, or given ones.
+#pragma once
+
+#include <memory>
+
+#include "anchors.h"
+
+namespace shmrb {
+
+// Draws by chance before all records are looked at, and how many of them a look at all is worth.
+constexpr int64_t kAnchorsByChance = 128;
+constexpr int64_t kRecordsLookedAtADraw = 8;
+constexpr int64_t kDrawsBetweenClocks = 1024;
+
+// A slot that somebody holds: frees it when its owner is dead, else says who it is. 0: nobody.
+inline uint32_t living_owner(const View& view, int64_t slot) {
+  uint32_t owner = order::peek(&view.owners[slot]);
+  if (owner == 0 || view.liveness.alive(owner)) return owner;
+  if (view.acts() && claim_slot(view, slot) == 0) free_slot(view, slot);
+  return 0;
+}
+
+class WindowDraw {
+ public:
+  WindowDraw(const View& view, const Unit& unit, AnchorSource& source, const WindowBatch& batch, Random& random,
+             int64_t deadline_ns)
+      : view_(view), source_(source), batch_(batch), random_(random), deadline_ns_(deadline_ns),
+        scratch_(Scratch::of_thread()), expander_(view, unit, batch, scratch_.words), unit_(unit) {
+    scratch_.words.resize(batch.rows.count);
+  }
+
+  // Draws windows until all are whole. kNoWindow: there are records, and no window fits anywhere.
+  Outcome run() {
+    std::vector<uint32_t> open(batch_.windows);
+    std::iota(open.begin(), open.end(), 0u);
+    int64_t redraws = 0;
+    for (;;) {
+      for (uint32_t number : open) {
+        Outcome placed = place(number);
+        if (placed.status != kOk) return placed;
+      }
+      copy_windows(view_, unit_, batch_, scratch_, open);
+      if (open.empty()) return {kOk, redraws, kNothing, 0, 0};
+      redraws += static_cast<int64_t>(open.size());
+      if (monotonic_ns() >= deadline_ns_) return blocked_on(kNothing, 0);
+      legal_.clear();
+      source_.refresh();
+    }
+  }
+
+ private:
+  // Draws and expands the anchor of one window.
+  Outcome place(uint32_t number) {
+    int64_t tries = legal_.empty() ? draws_by_chance() : 1;
+    for (int64_t i = 1; i <= tries; ++i) {
+      Anchor anchor;
+      Outcome drawn = legal_.empty() ? source_.draw(random_, &anchor) : source_.draw_among(random_, legal_, &anchor);
+      if (drawn.status != kOk) return drawn;
+      if (accept(anchor, number)) return {};
+      if (i % kDrawsBetweenClocks == 0 && monotonic_ns() >= deadline_ns_) break;
+    }
+    return place_by_looking(number);
+  }
+
+  int64_t draws_by_chance() const {
+    return std::max(kAnchorsByChance, Population(view_).total() / kRecordsLookedAtADraw);
+  }
+
+  bool accept(const Anchor& anchor, uint32_t number) {
+    if (anchor.slot < 0 || expander_.expand(anchor.slot, anchor.word, number) != Expander::kPlaced) return false;
+    batch_.anchors[number] = anchor.slot;
+    if (batch_.weights) batch_.weights[number] = anchor.weight;
+    return true;
+  }
+
+  // Looks at every record; the call's later windows are drawn among those that were found.
+  Outcome place_by_looking(uint32_t number) {
+    OwnerNap nap;
+    for (;;) {
+      int64_t in_the_way = -1;
+      uint64_t moved = heads();
+      legal_.clear();
+      Population(view_).each([&](int64_t slot) {
+        Expander::Verdict verdict = expander_.expand(slot, 0, number);
+        if (verdict == Expander::kPlaced) legal_.push_back(slot);
+        if (verdict == Expander::kUnsettled) in_the_way = expander_.in_the_way();
+      });
+      if (!legal_.empty()) {
+        Anchor anchor;
+        Outcome drawn = source_.draw_among(random_, legal_, &anchor);
+        if (drawn.status != kOk) return drawn;
+        if (accept(anchor, number)) return {};
+      } else if (in_the_way < 0 && moved == heads()) {
+        return {Population(view_).total() ? kNoWindow : kEmpty, 0, kNothing, 0, 0};
+      }
+      uint32_t owner = in_the_way < 0 ? 0 : living_owner(view_, in_the_way);
+      if (monotonic_ns() >= deadline_ns_) return blocked_on(owner ? kSlotOwner : kNothing, owner);
+      if (owner) nap.rest(view_, in_the_way, owner, deadline_ns_);
+    }
+  }
+
+  // Another value when a writer was at work meanwhile.
+  uint64_t heads() const {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < view_.lane_count; ++i) sum += static_cast<uint64_t>(order::observe(&view_.lanes[i].head));
+    return sum;
+  }
+
+  const View& view_;
+  AnchorSource& source_;
+  const WindowBatch& batch_;
+  Random& random_;
+  int64_t deadline_ns_;
+  Scratch& scratch_;
+  Expander expander_;
+  const Unit& unit_;
+  std::vector<int64_t> legal_;
+};
+
+enum class AnchorKind : int { kUniform = 0, kByMass = 1, kByTrajectory = 2, kByTrajectoryStrict = 3 };
+
+inline std::unique_ptr<AnchorSource> anchor_source(const View& view, AnchorKind kind, const Unit& unit, int64_t windows,
+                                                   int64_t deadline_ns) {
+  if (kind == AnchorKind::kUniform) return std::make_unique<UniformAnchors>(view);
+  if (kind == AnchorKind::kByMass) return std::make_unique<MassAnchors>(view, windows, deadline_ns);
+  return std::make_unique<TrajectoryAnchors>(view, unit.length, kind == AnchorKind::kByTrajectoryStrict);
+}
+
+// Charge, draw windows, settle.
+inline Outcome sample_windows(const View& view, Random random, const Unit& unit, AnchorKind kind,
+                              const WindowBatch& batch, int64_t cost, int64_t deadline_ns) {
+  if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+  Outcome charged = charge(view, cost, deadline_ns);
+  if (charged.status != kOk) return charged;
+  std::unique_ptr<AnchorSource> source = anchor_source(view, kind, unit, batch.windows, deadline_ns);
+  Outcome drawn = WindowDraw(view, unit, *source, batch, random, deadline_ns).run();
+  bool nothing_legal = drawn.status == kEmpty || drawn.status == kNoWindow || drawn.status == kNoMass;
+  settle_charge(view, charged.value, drawn.status == kOk, nothing_legal);
+  if (view.has(kLimiter) && view.acts()) drawn.wake |= ring_room(view);
+  if (drawn.status == kOk && view.token) count_sample(view, batch.rows.count, drawn.value);
+  return drawn;
+}
+
+// Expands given anchors; the rows of one that is no legal anchor get generation -1 and its own slot. A record that a
+// living client is changing is waited for.
+inline Outcome expand_given(const View& view, const Unit& unit, const WindowBatch& batch, int64_t deadline_ns) {
+  Scratch& scratch = Scratch::of_thread();
+  scratch.words.resize(batch.rows.count);
+  Expander expander(view, unit, batch, scratch.words);
+  std::vector<uint32_t> open(batch.windows);
+  std::iota(open.begin(), open.end(), 0u);
+  OwnerNap nap;
+  for (;;) {
+    std::vector<uint32_t> placed, later;
+    int64_t in_the_way = -1;
+    for (uint32_t number : open) {
+      int64_t anchor = batch.anchors[number];
+      Expander::Verdict verdict = expander.expand(anchor, 0, number);
+      if (verdict == Expander::kUnsettled) in_the_way = expander.in_the_way();
+      if (verdict != Expander::kIllegal) {
+        (verdict == Expander::kPlaced ? placed : later).push_back(number);
+        continue;
+      }
+      for (int64_t step = 0; step < unit.records(); ++step) {
+        int64_t row = batch.row(unit, number, step);
+        batch.rows.index[row] = anchor;
+        batch.rows.generation[row] = -1;
+        batch.valid[row] = 0;
+      }
+    }
+    copy_windows(view, unit, batch, scratch, placed);
+    open.swap(placed);
+    open.insert(open.end(), later.begin(), later.end());
+    if (open.empty()) return {};
+    uint32_t owner = in_the_way < 0 ? 0 : living_owner(view, in_the_way);
+    if (monotonic_ns() >= deadline_ns) return blocked_on(owner ? kSlotOwner : kNothing, owner);
+    if (owner) nap.rest(view, in_the_way, owner, deadline_ns);
+  }
+}
+
+// Charge, expand, settle: what a sampler that chose the anchors itself calls.
+inline Outcome read_windows(const View& view, const Unit& unit, const WindowBatch& batch, int64_t cost,
+                            int64_t deadline_ns) {
+  if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+  Outcome charged = charge(view, cost, deadline_ns);
+  if (charged.status != kOk) return charged;
+  Outcome read = expand_given(view, unit, batch, deadline_ns);
+  if (cost == 0) return read;
+  settle_charge(view, charged.value, read.status == kOk, false);
+  if (view.has(kLimiter) && view.writable) read.wake |= ring_room(view);
+  if (read.status == kOk && view.token) count_sample(view, batch.rows.count, 0);
+  return read;
+}
+
+}  // namespace shmrb
