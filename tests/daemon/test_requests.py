@@ -210,11 +210,11 @@ def test_the_daemon_repairs_after_a_client_that_died_while_it_wrote(
 def hold_and_leave_a_child(buffer: str) -> None:
     """Is attached and connected; a child of its own keeps the connection open after its death."""
     client = shmrb.connect()
-    client.attach(buffer, format="numpy", client_name="victim")
+    handle = client.attach(buffer, format="numpy", client_name="victim")
     child = os.fork()
     if child == 0:
         signal.pause()
-    emit("attached", child=child)
+    emit("attached", child=child, records=len(handle))
     receive()
 
 
@@ -231,6 +231,7 @@ def test_the_end_of_a_connected_process_is_noticed_without_waiting_for_a_round(
         client.create("a", storage=STORAGE, schema=SCHEMA, format="numpy").close()
         victim = children.start(hold_and_leave_a_child, buffer="a")
         grandchild = victim.expect("attached")["child"]
+        assert "victim" in {one.name for one in client.stats("a").clients}
         victim.kill()
         until(lambda: {one.name for one in client.stats("a").clients} == {"shmrbd"})
         os.kill(grandchild, signal.SIGKILL)
