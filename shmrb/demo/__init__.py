@@ -1,0 +1,17 @@
+"""The main job, end to end: `shmrb demo`; floor F6.
+
+Collectors step a real environment into a buffer that a daemon owns, a learner draws from it and
+publishes its policy back, and some of them are killed on the way. One file a learner; `dqn` alone
+loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the demo with these arguments of the command line; its exit code."""
+    from shmrb.demo import options, orchestrator
+
+    return orchestrator.run(options.parse(arguments))

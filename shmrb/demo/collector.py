@@ -1,0 +1,85 @@
+"""A collector process: steps one environment with the newest policy and writes what happens.
+
+`python -m shmrb.demo.collector ENV NUMBER`; imports no torch.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import shmrb
+from shmrb.demo import recipe
+from shmrb.demo.policy import Policy
+from shmrb.demo.reports import StopRequest, report
+from shmrb.demo.seals import Stamper
+
+STARTUP_S = 60.0  # the learner imports torch before it publishes
+
+
+def collect(env_id: str, number: int, stop: StopRequest) -> None:
+    """Write records until somebody asks for the end.
+
+    Args:
+        env_id: the environment.
+        number: which collector this is; no two of a run share one.
+        stop: when to end.
+    """
+    env = recipe.make_env(env_id)
+    first_action = int(env.action_space.start)
+    label = f"collector {number}"
+    options = {"timeout": STARTUP_S, "format": "numpy", "client_name": label}
+    buffer = shmrb.attach(recipe.BUFFER, **options)
+    parameters = shmrb.Parameters(recipe.POLICY, **options)
+    version, tree = parameters.latest(timeout=STARTUP_S)
+    policy = Policy(tree)
+    assert buffer.schema is not None
+    stamper = Stamper(buffer.schema)
+    chance = random.Random(number)
+    records = 0
+    total, returns = 0.0, []
+    observation, _ = env.reset(seed=number)
+    with stop.deferred():
+        with buffer.producer(chunk=recipe.CHUNK, autoreset="disabled") as producer:
+            while not stop.is_made:
+                action = first_action + policy.act(observation, chance)
+                following, reward, terminated, truncated, info = env.step(action)
+                done = terminated or truncated
+                ends = (terminated, truncated, done)
+                values = (observation, action, following, reward, *ends, number, records, version)
+                producer.step(
+                    observation,
+                    action,
+                    reward,
+                    following,
+                    terminated,
+                    truncated,
+                    info,
+                    collector=number,
+                    number=records,
+                    policy_version=version,
+                    seal=stamper.seal(values),
+                )
+                records += 1
+                total += float(reward)
+                observation = following
+                if done:
+                    returns.append(total)
+                    total = 0.0
+                    observation, _ = env.reset()
+                if records % recipe.CHUNK == 0:
+                    producer.flush()
+                    # Only now: a record counts as written when the call that wrote it has returned.
+                    report("written", records=records, returns=returns)
+                    returns = []
+                    newer, fresh = parameters.latest(newer_than=version)
+                    if fresh is not None:
+                        version, policy = newer, Policy(fresh)
+        report("written", records=records, returns=returns)
+    parameters.close()
+    buffer.close()
+    env.close()
+
+
+if __name__ == "__main__":
+    collect(sys.argv[1], int(sys.argv[2]), StopRequest())

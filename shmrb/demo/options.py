@@ -1,0 +1,77 @@
+"""The command line of `shmrb demo`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+REACHED, NOT_REACHED, BROKEN, INTERRUPTED = 0, 1, 2, 130
+
+SECONDS, QUICK_SECONDS = 120.0, 10.0
+
+_EPILOG = f"""Exit codes: {REACHED} the target was reached after both kills (--quick: all records
+whole and none lost); {NOT_REACHED} not within --seconds; {BROKEN} something broke, or a wrong
+command line; {INTERRUPTED} interrupted."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run of the demo is asked for.
+
+    Attributes:
+        env: id of a Gymnasium environment.
+        collectors: processes that step it.
+        seconds: how long it may take.
+        target: mean return to reach; None: the environment's own threshold.
+        out: directory for demo.png; None: a new temporary one.
+        quick: no learning, no torch, one kill.
+    """
+
+    env: str = "CartPole-v1"
+    collectors: int = 3
+    seconds: float = SECONDS
+    target: float | None = None
+    out: str | None = None
+    quick: bool = False
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """The options; a wrong command line ends the process with code 2."""
+    parser = argparse.ArgumentParser(
+        prog="shmrb demo",
+        description="Starts a daemon, collectors that step an environment, and a DQN learner; "
+        "kills a collector and the daemon on the way; and shows that no record is torn or lost.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--env", default=Options.env, help="Gymnasium environment [%(default)s]")
+    parser.add_argument(
+        "--collectors", type=_at_least_one, default=Options.collectors, help="[%(default)s]"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_positive,
+        help=f"give up after so many [{SECONDS:g}, with --quick {QUICK_SECONDS:g}]",
+    )
+    parser.add_argument("--target", type=float, help="mean return [the environment's threshold]")
+    parser.add_argument("--out", help="directory for demo.png [a temporary one]")
+    parser.add_argument(
+        "--quick", action="store_true", help="no learning and no torch: rates and one kill"
+    )
+    given = parser.parse_args(arguments)
+    seconds = given.seconds or (QUICK_SECONDS if given.quick else SECONDS)
+    return Options(given.env, given.collectors, seconds, given.target, given.out, given.quick)
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text}")
+    return number
+
+
+def _positive(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text}")
+    return seconds
