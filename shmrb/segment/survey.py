@@ -69,14 +69,7 @@ def stats(root: Root, name: str) -> BufferStats:
         NoSuchBufferError: nothing bears the name.
         FormatMismatchError, FileSystemError, PermissionDeniedError: it cannot be looked into.
     """
-    entry = root.require(name)
-    if entry.state is State.READY:
-        with observer(root, name) as member:
-            return snapshot.stats(member.segment, name, member.spec)
-    assert entry.spec is not None
-    return BufferStats(
-        name=name, size=0, capacity=entry.spec.capacity, write_count=0, initialized=False
-    )
+    return _stats_of(root, root.require(name))
 
 
 @contextmanager
@@ -87,6 +80,15 @@ def observer(root: Root, name: str) -> Iterator[Member]:
         yield member
     finally:
         member.close()
+
+
+def _stats_of(root: Root, entry: Entry) -> BufferStats:
+    if entry.state is State.READY:
+        with observer(root, entry.name) as member:
+            return snapshot.stats(member.segment, entry.name, member.spec)
+    assert entry.spec is not None
+    capacity = entry.spec.capacity
+    return BufferStats(name=entry.name, size=0, capacity=capacity, write_count=0, initialized=False)
 
 
 def _summary(root: Root, entry: Entry) -> BufferSummary:
@@ -106,7 +108,7 @@ def _summary(root: Root, entry: Entry) -> BufferSummary:
     if entry.meta is None:
         return described
     try:
-        found = stats(root, entry.name)
+        found = _stats_of(root, entry)
     except ShmrbError as error:
         # Dropped since it was listed, or its creator just ended.
         return replace(described, problem=str(error))

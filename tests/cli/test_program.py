@@ -78,6 +78,20 @@ def test_serve_takes_a_root_and_a_socket(children: Children, tmp_path: Path, roo
         assert client.ping().root == str(root.parent / "r")
 
 
+def test_demo_gets_its_words_and_gives_its_exit_code(
+    shmrb_: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+
+    def main(arguments: list[str]) -> int:
+        seen.append(list(arguments))
+        return 7
+
+    monkeypatch.setattr("shmrb.demo.main", main)
+    assert shmrb_("demo", "--quick", "--collectors", 2, "--help").code == 7
+    assert seen == [["--quick", "--collectors", "2", "--help"]]
+
+
 def test_selftest_passes_without_torch(
     children: Children, root: Path, without_torch: dict[str, str]
 ) -> None:

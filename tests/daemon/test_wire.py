@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import array
 import inspect
+import json
 import os
 import socket
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shmrb import errors, wire
 from shmrb.errors import CapacityError, DaemonError, ShmrbError, SpecError
@@ -75,6 +78,24 @@ def test_what_is_no_request_is_refused_with_the_reason(packet: bytes, complaint:
     with pytest.raises(DaemonError) as caught:
         wire.read_request(packet)
     assert complaint in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+KEYS = st.sampled_from(["v", "op", "name", "spec", "exist", "force", "prefix"])
+NEAR_MISSES = st.dictionaries(KEYS, JSON | st.sampled_from([1, "ping", "create", "drop", "a"]))
+
+
+@given(st.binary() | NEAR_MISSES.map(lambda document: json.dumps(document).encode()))
+def test_whatever_comes_is_a_request_or_refused(packet: bytes) -> None:
+    try:
+        request: object = wire.read_request(packet)
+    except DaemonError:
+        return
+    assert isinstance(request, wire.Request)
 
 
 def test_a_request_that_no_packet_holds_is_refused_before_it_is_sent() -> None:
