@@ -118,7 +118,7 @@ class Parameters:
         """
         rows = self._reader.record(tree)
         deadline = deadline_of(timeout, self._attachment.default_timeout)
-        if not self._publishing.acquire(timeout=deadline - time.monotonic()):
+        if not self._publishing.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise LockTimeoutError(
                 f"publish: another thread is publishing through this handle of {self.name}."
             )

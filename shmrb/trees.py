@@ -7,7 +7,6 @@ dies at, a reader finds a whole tree, and so does the next publisher.
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import NamedTuple
 
@@ -82,13 +81,16 @@ class TreeSlots:
         slots = sorted(range(PARAMETER_SLOTS), key=versions.__getitem__)
         newest = versions[slots[-1]]
         stamp = np.array([_next_version(version, newest)], np.int64)
-        # The newest stays until this one is whole.
-        turns = itertools.cycle(slots if newest == UNPUBLISHED else slots[:-1])
+        # The newest stays until this one is whole. A slot may be held by who was stopped while
+        # freeing it of a dead publisher, so both others are tried before either is waited for.
+        others = slots if newest == UNPUBLISHED else slots[:-1]
 
         def write(segment: Segment) -> Outcome:
-            # A slot may be held by who was stopped while freeing it of a dead publisher: then it is
-            # the next one's turn.
-            return segment.write(next(turns), rows.addresses, core.address(stamp), SLICE_NS)
+            for slot in others:
+                outcome = segment.write(slot, rows.addresses, core.address(stamp), 0)
+                if outcome[0] != Status.AGAIN:
+                    return outcome
+            return segment.write(others[0], rows.addresses, core.address(stamp), SLICE_NS)
 
         self.attachment.run(write, Call("publish"), max(0.0, deadline - time.monotonic()))
         return int(stamp[0])
