@@ -92,6 +92,7 @@ class Status(IntEnum):
     SYSTEM = 11
     REFUSED = 12
     NO_MASS = 13
+    NO_WINDOW = 14
 
 
 class Waited(IntEnum):

@@ -78,9 +78,11 @@ class WindowDraw {
     OwnerNap nap;
     for (;;) {
       int64_t in_the_way = -1;
+      bool any_record = false;
       uint64_t moved = heads();
       legal_.clear();
       Population(view_).each([&](int64_t slot) {
+        any_record |= word_whole(order::peek(&view_.words[slot]));
         Expander::Verdict verdict = expander_.expand(slot, 0, number);
         if (verdict == Expander::kPlaced) legal_.push_back(slot);
         if (verdict == Expander::kUnsettled) in_the_way = expander_.in_the_way();
@@ -91,7 +93,7 @@ class WindowDraw {
         if (drawn.status != kOk) return drawn;
         if (accept(anchor, number)) return {};
       } else if (in_the_way < 0 && moved == heads()) {
-        return {Population(view_).total() ? kNoWindow : kEmpty, 0, kNothing, 0, 0};
+        return {any_record ? kNoWindow : kEmpty, 0, kNothing, 0, 0};
       }
       uint32_t owner = in_the_way < 0 ? 0 : living_owner(view_, in_the_way);
       if (monotonic_ns() >= deadline_ns_) return blocked_on(owner ? kSlotOwner : kNothing, owner);

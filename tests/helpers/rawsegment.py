@@ -63,6 +63,18 @@ def _tree(capacity: int) -> tuple[dict[str, Any], int]:
     return tree, end
 
 
+def _starts(capacity: int, lanes: int, offset: int) -> tuple[list[tuple[int, int]], int]:
+    """Where the levels of the start counts lie and how wide they are a lane, and where they end."""
+    levels: list[tuple[int, int]] = []
+    counts = -(-(capacity // lanes) // 64)
+    while not levels or levels[-1][1] > 16:
+        width = _aligned(counts, 16)
+        levels.append((offset, width))
+        offset += width * lanes * 4
+        counts = width // 16
+    return levels, offset
+
+
 def bodies(uids: Array) -> Array:
     """The body that each uid has."""
     uids = np.asarray(uids, dtype=np.int64)[:, None]
@@ -168,6 +180,8 @@ class RawSegment:
                 **places,
                 "columns": geometry_columns,
                 "done_columns": told["done_columns"],
+                "id_column": told["id_column"],
+                "starts": told["starts"],
                 "writable": writable,
                 "data_writable": writable,
             }
@@ -192,6 +206,7 @@ class RawSegment:
         features: int = 0,
         columns: Sequence[tuple[str, str, tuple[int, ...]]] = STAMPED,
         done: Sequence[str] = ("done",),
+        trajectory_id: str | None = None,
         generation_base: int = 0,
     ) -> RawSegment:
         """Lay out the files, ready to attach, and map them; the caller does not attach by it."""
@@ -201,6 +216,7 @@ class RawSegment:
         for name, size in (("words", 8), ("owners", 4), ("runs", 4), ("versions", 8)):
             places[name] = end
             end = _aligned(end + size * capacity, 64)
+        starts, end = _starts(capacity, lanes, end)
         offsets, data_end = [], 0
         for _, dtype, shape in columns:
             offsets.append(data_end)
@@ -228,6 +244,8 @@ class RawSegment:
             "slots": places,
             "tree": tree,
             "done_columns": [names.index(name) for name in done if name in names],
+            "id_column": -1 if trajectory_id is None else names.index(trajectory_id),
+            "starts": starts,
         }
         (folder / "geometry.json").write_text(json.dumps(told))
         made = cls(folder)
