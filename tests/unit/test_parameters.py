@@ -152,7 +152,7 @@ class TestPublisher:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"0.bias": np.zeros(3)}, r"field float32 \[3\]: expected dtype float32, got float64"),
+            ({"0.bias": np.zeros(3)}, "expected dtype float32, got float64"),
             ({"0.bias": np.zeros(4, np.float32)}, r"expected shape \[3\], got \[4\]"),
             ({"head": {"scale": 0.0}}, "missing .*steps"),
             ({"more": 1}, "unknown 'more'"),
