@@ -40,7 +40,14 @@ if TYPE_CHECKING:
     )
     from shmrb.parameters import Parameters
     from shmrb.producer import Producer
-    from shmrb.results import BufferStats, ClientInfo, ConditionalUpdateResult, LimiterInfo
+    from shmrb.results import (
+        BufferStats,
+        ClientInfo,
+        ConditionalUpdateResult,
+        LimiterInfo,
+        PriorityInfo,
+    )
+    from shmrb.schedules import LambdaScheduler, LinearScheduler, SchedulerList, StepScheduler
     from shmrb.schema import Schema, schema_from_env, schema_like
     from shmrb.spec import (
         BufferSpec,
@@ -70,7 +77,8 @@ _HOMES = {
     ),
     "parameters": "Parameters",
     "producer": "Producer",
-    "results": "BufferStats ClientInfo ConditionalUpdateResult LimiterInfo",
+    "results": "BufferStats ClientInfo ConditionalUpdateResult LimiterInfo PriorityInfo",
+    "schedules": "LambdaScheduler LinearScheduler SchedulerList StepScheduler",
     "schema": "Schema schema_from_env schema_like",
     "spec": (
         "BufferSpec ImmutableWriter MemmapStorage MinSize PrioritizedSampler Queue RandomSampler "
@@ -96,9 +104,11 @@ __all__ = [
     "FileSystemError",
     "FormatMismatchError",
     "ImmutableWriter",
+    "LambdaScheduler",
     "LaneBusyError",
     "LimiterInfo",
     "LimiterTimeoutError",
+    "LinearScheduler",
     "LockTimeoutError",
     "MemmapStorage",
     "MinSize",
@@ -107,6 +117,7 @@ __all__ = [
     "Parameters",
     "PermissionDeniedError",
     "PrioritizedSampler",
+    "PriorityInfo",
     "Producer",
     "Queue",
     "RandomSampler",
@@ -116,12 +127,14 @@ __all__ = [
     "ReplayBuffer",
     "RoundRobinWriter",
     "SamplerWithoutReplacement",
+    "SchedulerList",
     "Schema",
     "Sequence",
     "SharedStorage",
     "ShmrbError",
     "SpecError",
     "StaleAttachmentError",
+    "StepScheduler",
     "Transition",
     "__version__",
     "attach",

@@ -8,10 +8,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from shmrb import core
 from shmrb.attachment import Attachment
 from shmrb.core import SLICE_NS, Bell, Counter, Outcome, Segment, Status, WriteFlag
 from shmrb.errors import DeadlineError, LaneBusyError, ReadOnlyError, RecordError
 from shmrb.planner.populations import Slots
+from shmrb.priorities import Floats, PriorityDesk
 from shmrb.records import RecordReader, Rows
 from shmrb.schema import Schema, schema_like
 from shmrb.segment import snapshot
@@ -28,11 +30,13 @@ class Appender:
     Args:
         attachment: where the records go.
         cast: what happens to arrays of another dtype, as in `RecordReader`.
+        desk: takes the priorities that come with records.
     """
 
-    def __init__(self, attachment: Attachment, cast: str) -> None:
+    def __init__(self, attachment: Attachment, cast: str, desk: PriorityDesk) -> None:
         self.attachment = attachment
         self.cast = cast
+        self.desk = desk
         self._reader: RecordReader | None = None
         self._lane: int | None = None
         self._leased_in: Segment | None = None
@@ -46,17 +50,39 @@ class Appender:
             self._reader = RecordReader(cast(Schema, self.attachment.spec.schema), self.cast)
         return self._reader
 
-    def append(self, data: Any, batched: bool, timeout: float | None, end: bool = False) -> Slots:
+    def append(
+        self,
+        data: Any,
+        batched: bool,
+        timeout: float | None,
+        end: bool = False,
+        priority: Any = None,
+        by_key: bool = True,
+    ) -> Slots:
         """Writes records; their slots, in the order of the input.
 
-        `end` says that the last row ends its trajectory, whatever its done fields say.
+        Args:
+            data, batched: records along the first dimension, or a single one without it.
+            timeout: seconds to wait.
+            end: the last row ends its trajectory, whatever its done fields say.
+            priority: one number for all or one each; None: what the data has under the priority
+                key, else the buffer's default.
+            by_key: whether the key is looked at.
 
         Raises:
             RecordError: nothing is written.
             DeadlineError: nothing is written, unless the call was longer than half a lane; then
                 `written` says how many rows are in.
         """
+        raw = None
+        if self.desk.is_kept and by_key:
+            data, raw = self.desk.split(data, batched)
         rows = self._checked(data, batched)
+        if priority is not None:
+            self.desk.require("extend")
+            raw = self.desk.given(priority, rows.count, "extend")
+        elif raw is not None and len(raw) != rows.count:
+            raise self.desk.miscounted(raw, rows.count)
         spec = self.attachment.spec
         lane = 0
         if spec.lanes > 1:
@@ -65,9 +91,9 @@ class Appender:
             timeout = max(0.0, deadline - time.monotonic())
         capacity = spec.lane_capacity
         if rows.count > max(1, capacity // 2):
-            return self._append_long(lane, rows, timeout, end)
+            return self._append_long(lane, rows, raw, timeout, end)
         flags = WriteFlag.END_TRAJECTORY if end else 0
-        ticket = self._write(lane, rows.count, rows.addresses, flags, timeout, rows.count)
+        ticket = self._write(lane, rows.addresses, raw, flags, timeout, (0, rows.count, rows.count))
         return _slots(lane, capacity, ticket, rows.count)
 
     def end_trajectory(self, timeout: float | None) -> None:
@@ -143,25 +169,46 @@ class Appender:
     def _write(
         self,
         lane: int,
-        count: int,
         addresses: list[int],
+        raw: Floats | None,
         flags: int,
         timeout: float | None,
-        of: int,
+        piece: tuple[int, int, int],
     ) -> int:
-        """Writes up to half a lane; the ticket of the first row. `of`: rows of the whole call."""
-        return self.attachment.run(
-            lambda segment: segment.extend(lane, count, addresses, 0, flags, SLICE_NS),
-            Call("extend", of, Bell.ROOM),
-            timeout,
-        )
+        """Writes up to half a lane; the ticket of the first row.
 
-    def _append_long(self, lane: int, rows: Rows, timeout: float | None, end: bool) -> Slots:
+        `piece`: its first row, how many it has, and those of the whole call; `raw` is the call's.
+        """
+        start, count, whole = piece
+        if raw is None:
+            return self.attachment.run(
+                lambda segment: segment.extend(lane, count, addresses, 0, flags, SLICE_NS),
+                Call("extend", whole, Bell.ROOM),
+                timeout,
+            )
+        priorities = core.address(raw) + start * raw.itemsize
+
+        def extend(segment: Segment) -> Outcome:
+            outcome = segment.extend(lane, count, addresses, 0, flags, SLICE_NS, priorities)
+            if outcome[0] == Status.REFUSED:
+                self.desk.count_refusal()
+                raise self.desk.impossible(raw, start + outcome[1], "extend")
+            return outcome
+
+        return self.attachment.run(extend, Call("extend", whole, Bell.ROOM), timeout)
+
+    def _append_long(
+        self, lane: int, rows: Rows, raw: Floats | None, timeout: float | None, end: bool
+    ) -> Slots:
         """More than half a lane goes in pieces, each whole for itself."""
         attachment = self.attachment
         deadline = deadline_of(timeout, attachment.default_timeout)
         capacity = attachment.spec.lane_capacity
         longest = max(1, capacity // 2)
+        if rows.count > capacity:
+            self._warn_of_overwriting(rows.count - capacity, capacity)
+        if raw is not None:
+            self.desk.check(raw, "extend")
         if attachment.spec.limiter is not None:
             attachment.run(
                 lambda segment: segment.admit(rows.count, SLICE_NS),
@@ -178,23 +225,23 @@ class Appender:
             left = max(0.0, deadline - time.monotonic())
             try:
                 addresses = rows.tail(start, strides)
-                ticket = self._write(lane, count, addresses, flags, left, rows.count)
+                piece = start, count, rows.count
+                ticket = self._write(lane, addresses, raw, flags, left, piece)
             except DeadlineError as error:
                 error.written = start
                 raise
             slots[start : start + count] = _slots(lane, capacity, ticket, count)
         if rows.count > capacity:
-            self._note_overwritten(rows.count - capacity, capacity)
+            segment = attachment.segment or attachment.join()
+            segment.count(Counter.OVERWRITTEN_IN_CALL, rows.count - capacity)
         return slots
 
-    def _note_overwritten(self, count: int, capacity: int) -> None:
-        segment = self.attachment.segment or self.attachment.join()
-        segment.count(Counter.OVERWRITTEN_IN_CALL, count)
+    def _warn_of_overwriting(self, count: int, capacity: int) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(
                 f"extend: more records in one call than a lane of {capacity} holds: the first "
-                f"{count} of them were overwritten by the last before anybody could draw them.",
+                f"{count} of them are overwritten by the last before anybody can draw them.",
                 stacklevel=6,
             )
 

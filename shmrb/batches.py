@@ -22,6 +22,7 @@ from shmrb.schema import Schema
 
 INDEX = "index"
 GENERATION = "index_generation"
+WEIGHT = "priority_weight"
 _STAMPS = (Field((INDEX,), "int64", ()), Field((GENERATION,), "int64", ()))
 
 # Makes the user's mapping of a dictionary and the size of its first dimension.
@@ -178,6 +179,24 @@ class BatchFormat:
         batch = Batch(leaves[:-2], leaves[-2], leaves[-1], places[:-2], places[-2], places[-1])
         self._last_reused = out, batch
         return batch
+
+    def beside(self, key: str, dtype: str, count: int, out: Any) -> tuple[Any, int]:
+        """Memory for one number a record beside the fields, and where it lies.
+
+        Args:
+            key: what it is called in a batch.
+            dtype: of the numbers.
+            count: records.
+            out: an earlier batch whose memory is used again; None: new memory.
+
+        Raises:
+            RecordError: `out` has no such leaf, or another one.
+        """
+        if out is not None:
+            leaf = self._reused(_leaf_at(out, (key,)), Field((key,), dtype, ()), count)
+            return leaf, core.address(leaf) if self._from_numpy is None else leaf.data_ptr()
+        array = np.empty(count, DTYPES[dtype].numpy)
+        return self.from_numpy(array), core.address(array)
 
     def _still_holds(self, out: Any, batch: Batch) -> bool:
         """Whether the leaves of `out` are those of `batch`, where they were."""

@@ -14,12 +14,12 @@ from shmrb.cells import Cells
 from shmrb.consumer import Consumer
 from shmrb.core import SLICE_NS
 from shmrb.errors import SpecError, SpecTypeError
-from shmrb.limits import Limits
 from shmrb.nesting import with_first_dimension
 from shmrb.opening import HandleOptions
+from shmrb.parts import Parts
+from shmrb.priorities import PriorityDesk, reduction_of
 from shmrb.schema import Schema
 from shmrb.segment.directory import Exist
-from shmrb.slotwise import Slotwise
 from shmrb.spec import (
     BufferSpec,
     Limiter,
@@ -29,16 +29,15 @@ from shmrb.spec import (
     Writer,
 )
 from shmrb.transforms import Transform, Transforms
-from shmrb.views import SamplerView, StorageView, WriterView
+from shmrb.updates import ConditionalUpdates
 from shmrb.waiting import Call
+from shmrb.writeback import WriteBack
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from shmrb.producer import Producer
 
 
-class ReplayBuffer(Slotwise):
+class ReplayBuffer(Parts, WriteBack):
     """A replay buffer that many processes share.
 
     The constructor creates the buffer, or attaches to one of the same description under that name.
@@ -57,6 +56,8 @@ class ReplayBuffer(Slotwise):
         consume_after_n_samples: a record is gone after so many draws.
         done_keys: fields that end a trajectory; None: those called done, truncated, terminated.
         transform: the first of this handle's transforms.
+        priority_key: where records that are written, and batches given to
+            `update_tensordict_priority`, may carry a priority. If it is no field it is not stored.
         seed: makes this handle's draws repeatable; None: every process draws its own stream.
         format: "torch" gives TensorDicts, "numpy" dictionaries of arrays, without importing torch.
         cast: "same_kind" lets arrays of another dtype of the same kind in; "no" refuses them.
@@ -91,6 +92,7 @@ class ReplayBuffer(Slotwise):
         consume_after_n_samples: int | None = None,
         done_keys: tuple[Any, ...] | None = None,
         transform: Transform | None = None,
+        priority_key: str | tuple[str, ...] = opening.DEFAULT_PRIORITY_KEY,
         seed: int | None = None,
         format: str = "torch",
         cast: str = "no",
@@ -123,6 +125,7 @@ class ReplayBuffer(Slotwise):
             seed=seed,
             default_timeout=default_timeout,
             client_name=client_name,
+            priority_key=priority_key,
         )
         self._open(opening.create(spec, name, exist, root, options), spec, options)
         if transform is not None:
@@ -144,7 +147,10 @@ class ReplayBuffer(Slotwise):
         self._attachment = attachment
         self._options = options
         self._transforms = Transforms()
-        self._appender = Appender(attachment, options.cast)
+        self._desk = PriorityDesk(attachment, options.priority_key, reduction_of(spec.sampler))
+        self._appender = Appender(attachment, options.cast, self._desk)
+        self._updates = ConditionalUpdates(attachment, self._appender.reader)
+        self._worker = None
         self._consumer = Consumer(
             attachment, options.format, spec.sampler, spec.sample_unit, spec.batch_size
         )
@@ -153,12 +159,23 @@ class ReplayBuffer(Slotwise):
 
     # ---- writing ---------------------------------------------------------------------------------
 
-    def extend(self, data: Any, *, timeout: float | None = None) -> Any:
+    def extend(
+        self,
+        data: Any,
+        *,
+        update_priority: bool | None = None,
+        priority: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
         """Appends records; the oldest make room.
 
         Args:
             data: records along the first dimension of every field: a TensorDict, nested
-                dictionaries of arrays or tensors, or a list of records.
+                dictionaries of arrays or tensors, or a list of records. If it holds the priority
+                key, the records enter with those priorities, reduced as the sampler says.
+            update_priority: False: the priority key is data like any other.
+            priority: one finite number >= 0 for all records, or one each. Without any, records
+                enter with the greatest priority so far.
             timeout: seconds to wait for the limiter, a lane or a stopped client.
 
         Returns:
@@ -171,9 +188,10 @@ class ReplayBuffer(Slotwise):
 
         Concurrency: any number of processes. Cost: one copy of the data, one native call.
         """
-        return self._append(data, batched=True, timeout=timeout)
+        by_key = update_priority is not False
+        return self._append(data, True, timeout, priority, by_key)
 
-    def add(self, data: Any, *, timeout: float | None = None) -> Any:
+    def add(self, data: Any, *, priority: Any = None, timeout: float | None = None) -> Any:
         """Appends one record, without the first dimension; its slot as an int.
 
         Transforms see it as a batch of one; if they make no record or several of it, the slots are
@@ -182,16 +200,24 @@ class ReplayBuffer(Slotwise):
         Raises as `extend`.
         """
         if self._transforms.change_writes:
-            slots = self._append(with_first_dimension(data), True, timeout)
+            slots = self._append(with_first_dimension(data), True, timeout, priority)
             return int(slots[0]) if len(slots) == 1 else slots
-        return int(self._appender.append(data, False, timeout)[0])
+        return int(self._appender.append(data, False, timeout, priority=priority)[0])
 
-    def _append(self, data: Any, batched: bool, timeout: float | None) -> Any:
+    def _append(
+        self,
+        data: Any,
+        batched: bool,
+        timeout: float | None,
+        priority: Any,
+        by_key: bool = True,
+    ) -> Any:
         if self._transforms:
             data = self._transforms.before_writing(data)
             if data is None:
                 return self._consumer.int64(np.empty(0, np.int64))
-        return self._consumer.int64(self._appender.append(data, batched, timeout))
+        slots = self._appender.append(data, batched, timeout, False, priority, by_key)
+        return self._consumer.int64(slots)
 
     def producer(
         self,
@@ -220,7 +246,7 @@ class ReplayBuffer(Slotwise):
             empty_write_count: start counting writes from 0 again, the limiter's too.
             timeout: seconds to wait for the locks.
 
-        Cost: O(lanes); no record is touched.
+        Cost: O(lanes); no record is touched. With priorities also one pass over them.
         """
         if not self.initialized:
             return
@@ -251,11 +277,12 @@ class ReplayBuffer(Slotwise):
 
         Returns:
             B records as a TensorDict (or nested dictionaries of arrays), in memory of the caller's:
-            every field [B, *shape], "index" int64 [B] and "index_generation" int64 [B]. Exactly B,
-            except for the last batch without replacement.
+            every field [B, *shape], "index" int64 [B] and "index_generation" int64 [B]; from a
+            `PrioritizedSampler` also "priority_weight" float32 [B]. Exactly B, except for the last
+            batch without replacement.
 
         Raises:
-            EmptyBufferError: there is no record.
+            EmptyBufferError: there is no record, or none with a priority above zero.
             DeadlineError: the limiter let nothing through, or too few records stayed whole.
 
         Concurrency: any number of processes; a record overwritten while it is copied is drawn
@@ -299,53 +326,6 @@ class ReplayBuffer(Slotwise):
         """The handle's batch size."""
         return self._consumer.batch_size
 
-    # ---- its parts -------------------------------------------------------------------------------
-
-    @property
-    def storage(self) -> StorageView:
-        """Where the records lie."""
-        return StorageView(self)
-
-    @property
-    def writer(self) -> WriterView:
-        """How slots are taken."""
-        return WriterView(self)
-
-    @property
-    def sampler(self) -> SamplerView:
-        """How this handle chooses."""
-        return SamplerView(self._consumer)
-
-    def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Gives this handle another sampler; the former one."""
-        former = self._consumer.sampler
-        spec = self._attachment.spec.for_handle(
-            sampler=sampler, batch_size=self._consumer.batch_size
-        )
-        self._consumer.sampler = spec.sampler
-        return former
-
-    @property
-    def limiter(self) -> Limits:
-        """The rate limits: look at them, change them, lift them for preloading."""
-        return Limits(self._attachment)
-
-    # ---- transforms ------------------------------------------------------------------------------
-
-    @property
-    def transform(self) -> Transforms:
-        """This handle's transforms."""
-        return self._transforms
-
-    def append_transform(self, transform: Transform, *, invert: bool = False) -> Self:
-        """Runs a callable on each batch this handle reads; with `invert`, before each write."""
-        return self.insert_transform(len(self._transforms), transform, invert=invert)
-
-    def insert_transform(self, index: int, transform: Transform, *, invert: bool = False) -> Self:
-        """The same, at a place in the chain."""
-        self._transforms.insert(index, transform, invert)
-        return self
-
     # ---- life ------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -380,6 +360,7 @@ def attach(
     sampler: Sampler | None = None,
     sample_unit: SampleUnit | None = None,
     batch_size: int | None = None,
+    priority_key: str | tuple[str, ...] = opening.DEFAULT_PRIORITY_KEY,
     format: str = "torch",
     cast: str = "no",
     seed: int | None = None,
@@ -394,7 +375,7 @@ def attach(
         name: the buffer.
         timeout: seconds to wait for it to appear.
         sampler, sample_unit, batch_size: this handle's; None: what the creator gave.
-        format, cast, seed, default_timeout, client_name: as for `ReplayBuffer`.
+        priority_key, format, cast, seed, default_timeout, client_name: as for `ReplayBuffer`.
         role: "member"; "learner": data mapped read-only; "observer": everything read-only.
         root: where to look; None: $SHMRB_ROOT, the daemon's root, the user's own, in that order.
 
@@ -409,6 +390,7 @@ def attach(
         default_timeout=default_timeout,
         client_name=client_name,
         role=role,
+        priority_key=priority_key,
         sampler=sampler,
         sample_unit=sample_unit,
         batch_size=batch_size,

@@ -22,7 +22,7 @@ from shmrb.spec import BufferSpec, Storage
 from shmrb.waiting import DEFAULT_TIMEOUT_S
 
 # Arguments of `ReplayBuffer` that are the handle's alone; the daemon never hears of them.
-_OF_HANDLE = frozenset({"cast", "client_name", "default_timeout", "format", "seed"})
+_OF_HANDLE = frozenset({"cast", "client_name", "default_timeout", "format", "priority_key", "seed"})
 # Those that give the buffer its defaults and the handle its own.
 _OF_BOTH = frozenset({"batch_size", "sample_unit", "sampler"})
 

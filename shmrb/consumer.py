@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
 from shmrb.attachment import Attachment
-from shmrb.batches import GENERATION, INDEX, Batch, BatchFormat
+from shmrb.batches import GENERATION, INDEX, WEIGHT, Batch, BatchFormat
 from shmrb.core import SLICE_NS, Bell, Outcome, Segment, Status
 from shmrb.errors import EmptyBufferError, SpecError
 from shmrb.planner.passes import Pass
 from shmrb.planner.populations import windows
 from shmrb.schema import Schema
 from shmrb.segment import snapshot
-from shmrb.spec import Sampler, SamplerWithoutReplacement, SampleUnit
-from shmrb.waiting import Call
+from shmrb.spec import PrioritizedSampler, Sampler, SamplerWithoutReplacement, SampleUnit
+from shmrb.waiting import Call, check_timeout
 
 
 @dataclass(slots=True)
@@ -28,15 +28,17 @@ class Drawn:
         batch: its memory.
         count: records in it.
         reuses_out: whether that memory is the batch that the caller gave.
+        beside: what the sampler says of each record.
     """
 
     batch: Batch
     count: int
     reuses_out: bool = False
+    beside: dict[str, Any] = field(default_factory=dict)
 
     def info(self) -> dict[str, Any]:
         """What goes beside the fields."""
-        return {INDEX: self.batch.index, GENERATION: self.batch.generation}
+        return {INDEX: self.batch.index, GENERATION: self.batch.generation, **self.beside}
 
 
 class Consumer:
@@ -74,6 +76,7 @@ class Consumer:
     def sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._pass = Pass(sampler) if isinstance(sampler, SamplerWithoutReplacement) else None
+        self._by_mass = isinstance(sampler, PrioritizedSampler)
 
     @property
     def form(self) -> BatchFormat:
@@ -136,6 +139,8 @@ class Consumer:
         """
         count = self.resolve_batch_size(asked)
         attachment = self.attachment
+        if timeout is not None:
+            check_timeout(timeout)
         waits = timeout is not None and timeout > 0
         call = Call("sample", count, Bell.RECORDS, waits)
         limited = attachment.spec.limiter is not None
@@ -148,6 +153,24 @@ class Consumer:
         batch = memory or form.allocate(count)
         cost = count * self.sample_unit.cost if limited else 0
         rng = attachment.rng
+        if self._by_mass:
+            weights, weights_address = form.beside(WEIGHT, "float32", count, out)
+            attachment.run(
+                lambda segment: segment.sample_by_mass(
+                    rng,
+                    count,
+                    batch.addresses,
+                    batch.index_address,
+                    batch.generation_address,
+                    weights_address,
+                    0,
+                    cost,
+                    SLICE_NS,
+                ),
+                call,
+                timeout,
+            )
+            return Drawn(batch, count, memory is not None, {WEIGHT: weights})
         attachment.run(
             lambda segment: segment.sample(
                 rng,

@@ -31,7 +31,7 @@ class Handles:
     generation: Slots | None
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """How many there are."""
         return len(self.index)
 
@@ -40,6 +40,19 @@ class Handles:
         """Where slots and generations lie; 0 for no generations."""
         generation = self.generation
         return core.address(self.index), 0 if generation is None else core.address(generation)
+
+
+def of(index: Any, generation: Any, name: str) -> Handles:
+    """The handles that a late write names: those of a batch, or slots and their generations.
+
+    Raises:
+        RecordError: they do not name records.
+    """
+    if not is_mapping(index):
+        return of_arrays(index, generation, name)
+    if generation is not None:
+        raise RecordError(f"{name}: a batch has its own generations; leave generation= out.")
+    return of_batch(index, name)
 
 
 def of_batch(batch: Any, name: str) -> Handles:
@@ -75,11 +88,6 @@ def of_arrays(index: Any, generation: Any, name: str) -> Handles:
             f"{len(slots)} indices and {len(stamps)} generations."
         )
     return Handles(slots, stamps)
-
-
-def is_batch(value: Any) -> bool:
-    """Whether it is a batch: a dictionary or a TensorDict."""
-    return is_mapping(value)
 
 
 def whole_numbers(value: Any, what: str) -> Slots:

@@ -8,16 +8,16 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from shmrb.attachment import Address, Attachment, find
 from shmrb import wire
+from shmrb.attachment import Address, Attachment, find
 from shmrb.channel import Channel
 from shmrb.errors import AttachError, DaemonError, SpecError
+from shmrb.fields import key_path
 from shmrb.segment import names
 from shmrb.segment.directory import Exist, Root
 from shmrb.spec import (
     BufferSpec,
     MemmapStorage,
-    PrioritizedSampler,
     Sampler,
     SampleUnit,
     Sequence,
@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 
+# What TorchRL's losses write into a batch.
+DEFAULT_PRIORITY_KEY = "td_error"
 # A daemon that is busy creating a large buffer answers later; then the other roots are searched.
 DAEMON_ANSWERS_S = 5.0
 # What a name bears, and who opens it.
@@ -52,6 +54,7 @@ class HandleOptions:
 
     Attributes:
         format, cast, seed, default_timeout, client_name, role: as in `shmrb.attach`.
+        priority_key: where records and batches may carry a priority.
         sampler, sample_unit, batch_size: None: the buffer's defaults.
     """
 
@@ -61,6 +64,7 @@ class HandleOptions:
     default_timeout: float = DEFAULT_TIMEOUT_S
     client_name: str | None = None
     role: str = "member"
+    priority_key: str | tuple[str, ...] = DEFAULT_PRIORITY_KEY
     sampler: Sampler | None = None
     sample_unit: SampleUnit | None = None
     batch_size: int | None = None
@@ -71,9 +75,8 @@ class HandleOptions:
         if self.cast not in ("no", "same_kind"):
             raise SpecError(f"cast: expected 'no' or 'same_kind', got {self.cast!r}.")
         if self.role not in ("member", "learner", "observer"):
-            raise SpecError(
-                f"role: expected 'member', 'learner' or 'observer', got {self.role!r}."
-            )
+            raise SpecError(f"role: expected 'member', 'learner' or 'observer', got {self.role!r}.")
+        key_path(self.priority_key)
         if not self.default_timeout >= 0:
             raise SpecError(
                 f"default_timeout: expected seconds >= 0, got {self.default_timeout!r}."
@@ -89,8 +92,10 @@ class HandleOptions:
     def with_components(
         self, sampler: Sampler, sample_unit: SampleUnit, batch_size: int | None
     ) -> HandleOptions:
-        """These options with the components a handle has now, and without its seed: whoever unpickles
-        the handle draws a stream of its own."""
+        """These options with the components that a handle has now, and without its seed.
+
+        Whoever unpickles the handle draws a stream of its own.
+        """
         return dataclasses.replace(
             self, sampler=sampler, sample_unit=sample_unit, batch_size=batch_size, seed=None
         )
@@ -114,8 +119,6 @@ def refuse_unbuilt(spec: BufferSpec) -> None:
         name
         for name, described in (
             ("MemmapStorage", isinstance(spec.storage, MemmapStorage)),
-            ("priorities", spec.priorities is not None),
-            ("PrioritizedSampler", isinstance(spec.sampler, PrioritizedSampler)),
             ("Sequence", isinstance(spec.sample_unit, Sequence)),
             ("consume_after_n_samples", spec.consume_after_n_samples is not None),
         )
@@ -132,7 +135,8 @@ def create(
     place = Root(names.creation_root(root, _reported(root)))
     made = place.create(spec, name, exist=exist)
     entry = made.entry
-    assert entry.spec is not None and entry.uuid is not None
+    assert entry.spec is not None
+    assert entry.uuid is not None
     return _attachment(
         Address(place.path, entry.name, entry.uuid), entry.spec, options, hold=made.hold
     )

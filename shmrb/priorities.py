@@ -19,9 +19,10 @@ from shmrb.core import SLICE_NS, Counter, Outcome, Segment, Status
 from shmrb.description import Path, real
 from shmrb.errors import RecordError, SpecError
 from shmrb.fields import key_path, show_path
-from shmrb.handles import Handles
-from shmrb.likeness import is_mapping
+from shmrb.handles import Handles, whole_numbers
+from shmrb.nesting import found, without
 from shmrb.records import is_tensor
+from shmrb.segment import snapshot
 from shmrb.spec import PrioritizedSampler
 from shmrb.waiting import Call
 
@@ -84,11 +85,11 @@ class PriorityDesk:
             if not data or any(raw is None for raw in given):
                 return data, None
             return [record for record, _ in parts], np.concatenate(given)  # type: ignore[arg-type]
-        value = _found(data, self.path)
+        value = found(data, self.path)
         if value is None:
             return data, None
         raw = self.reduced(value, "extend" if batched else "add", batched)
-        return (data if is_field else _without(data, self.path)), raw
+        return (data if is_field else without(data, self.path)), raw
 
     def given(self, priority: Any, count: int, name: str) -> Floats:
         """`count` priorities: one number for all, or one each.
@@ -100,10 +101,7 @@ class PriorityDesk:
         if raw.ndim == 0:
             return np.full(count, raw, np.float32)
         if raw.size != count:
-            raise RecordError(
-                f"{name}: priority should be a number or an iterable of the same length as index. "
-                f"Got priority of shape {raw.shape} and index {(count,)}."
-            )
+            raise self.miscounted(raw, count, name)
         return np.ascontiguousarray(raw.reshape(-1))
 
     def reduced(self, values: Any, name: str, batched: bool = True) -> Floats:
@@ -136,6 +134,13 @@ class PriorityDesk:
             self.count_refusal()
             raise self.impossible(raw, int(bad[0]), name)
 
+    def miscounted(self, raw: Floats, count: int, name: str = "extend") -> RecordError:
+        """There are more or fewer priorities than records."""
+        return RecordError(
+            f"{name}: priority should be a number or an iterable of the same length as index. Got "
+            f"priority of shape {raw.shape} and index {(count,)}."
+        )
+
     def impossible(self, raw: Floats, row: int, name: str) -> RecordError:
         """What is wrong with a row that was refused."""
         return RecordError(
@@ -153,21 +158,21 @@ class PriorityDesk:
             RecordError: a priority or a bare index that cannot be; nothing is changed.
         """
         try:
-            raw = self.given(priority, handles.count, name)
+            raw = self.given(priority, handles.size, name)
             if handles.generation is None:
                 self._check_bare(handles, name)
         except RecordError:
             self.count_refusal()
             raise
-        verdicts = np.zeros(handles.count, np.uint8)
-        if handles.count == 0:
+        verdicts = np.zeros(handles.size, np.uint8)
+        if handles.size == 0:
             return verdicts
         index, generation = handles.addresses
         places = core.address(raw), core.address(verdicts)
 
         def update(segment: Segment) -> Outcome:
             outcome: Outcome = segment.update_priority(
-                index, handles.count, generation, *places, SLICE_NS
+                index, handles.size, generation, *places, SLICE_NS
             )
             if outcome[0] == Status.REFUSED:
                 raise self.impossible(raw, outcome[1], name)
@@ -199,6 +204,41 @@ class PriorityDesk:
             return outcome
 
         self.attachment.run(change, Call("sampler"), timeout)
+
+    @property
+    def exponents(self) -> tuple[float, float]:
+        """alpha and beta as they are now.
+
+        Raises:
+            AttributeError: the buffer keeps no priorities.
+        """
+        described = self.attachment.spec.priorities
+        if described is None:
+            raise AttributeError(NO_PRIORITIES.format("sampler", self.attachment.address.name))
+        segment = self.attachment.try_join()
+        if segment is None:
+            return described.alpha, described.beta
+        info = snapshot.priorities(segment)
+        return info.alpha, info.beta
+
+    @property
+    def default_priority(self) -> float:
+        """What records without a priority of their own enter with."""
+        self.require("sampler")
+        segment = self.attachment.try_join()
+        greatest = 0.0 if segment is None else snapshot.priorities(segment).max_priority
+        return greatest if greatest > 0 else 1.0
+
+    def of_slots(self, index: Any) -> Floats:
+        """The priorities of slots, NaN where no record is."""
+        self.require("sampler")
+        slots = whole_numbers(index, "priorities_of")
+        raw = np.empty(len(slots), np.float32)
+        places = core.address(slots), len(slots), core.address(raw)
+        self.attachment.run(
+            lambda segment: segment.raw_priorities(*places), Call("priorities_of"), None
+        )
+        return raw
 
     def count_refusal(self) -> None:
         """Counts a refused call in the buffer's statistics."""
@@ -238,22 +278,3 @@ class PriorityDesk:
 def reduction_of(sampler: Any) -> str:
     """How a handle with this sampler reduces priorities."""
     return sampler.reduction if isinstance(sampler, PrioritizedSampler) else "max"
-
-
-def _found(data: Any, path: Path) -> Any:
-    """The value at a path of nested fields, None if there is none."""
-    for part in path:
-        if not is_mapping(data) or part not in data.keys():  # noqa: SIM118  (TensorDict)
-            return None
-        data = data[part]
-    return data
-
-
-def _without(data: Any, path: Path) -> Any:
-    """The data without what lies at that path; the caller's own stays as it is."""
-    if hasattr(data, "exclude"):
-        return data.exclude(path if len(path) > 1 else path[0])
-    first, rest = path[0], path[1:]
-    if not rest:
-        return {key: value for key, value in data.items() if key != first}
-    return {key: _without(value, rest) if key == first else value for key, value in data.items()}

@@ -75,20 +75,20 @@ class ConditionalUpdates:
             raise RecordError(f"{name}: require_newer=True compares versions: give version=.")
         values = dict(_leaves(patch))
         key_path = None if version_key is None else _version_path(version_key, values)
-        verdicts = np.zeros(handles.count, np.uint8)
+        verdicts = np.zeros(handles.size, np.uint8)
         if not values and version is None and not self._is_initialized():
             return verdicts
         reader = self._initialized_reader()
         # TorchRL's order: whether the versions fit, then the values, then the versions' dtype.
-        finish = self._versions(reader, key_path, version, handles.count)
+        finish = self._versions(reader, key_path, version, handles.size)
         columns, addresses, kept = [], [], []
         for path, value in values.items():
-            position, array = _fitted(reader, path, value, handles.count)
+            position, array = _fitted(reader, path, value, handles.size)
             columns.append(position)
             addresses.append(core.address(array))
             kept.append(array)
         versions = finish()
-        if handles.count == 0:
+        if handles.size == 0:
             return verdicts
         index, generation = handles.addresses
         places = (
@@ -101,7 +101,7 @@ class ConditionalUpdates:
         )
         self.attachment.run(
             lambda segment: segment.update(
-                index, handles.count, generation, columns, addresses, *places
+                index, handles.size, generation, columns, addresses, *places
             ),
             Call(name),
             timeout,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shmrb.consumer import Consumer
+from shmrb.priorities import PriorityDesk
 from shmrb.spec import SamplerWithoutReplacement
 
 if TYPE_CHECKING:
-    from shmrb.buffer import ReplayBuffer
+    from shmrb.slotwise import Slotwise
 
 
 class StorageView:
@@ -16,7 +17,7 @@ class StorageView:
 
     ndim = 1
 
-    def __init__(self, buffer: ReplayBuffer) -> None:
+    def __init__(self, buffer: Slotwise) -> None:
         self._buffer = buffer
 
     @property
@@ -43,7 +44,7 @@ class WriterView:
 
     tracks_generations = True
 
-    def __init__(self, buffer: ReplayBuffer) -> None:
+    def __init__(self, buffer: Slotwise) -> None:
         self._buffer = buffer
 
     def generations_of(self, index: Any) -> Any:
@@ -52,10 +53,38 @@ class WriterView:
 
 
 class SamplerView:
-    """How one handle chooses."""
+    """How one handle chooses. The exponents are the buffer's: set here, they hold for everybody."""
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Consumer, desk: PriorityDesk) -> None:
         self._consumer = consumer
+        self._desk = desk
+
+    @property
+    def alpha(self) -> float:
+        """mass = (priority + eps) ** alpha; setting it computes every mass anew."""
+        return self._desk.exponents[0]
+
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        self._desk.set_exponents(value, None, None)
+
+    @property
+    def beta(self) -> float:
+        """weight = (mass / least mass) ** -beta."""
+        return self._desk.exponents[1]
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._desk.set_exponents(None, value, None)
+
+    @property
+    def default_priority(self) -> float:
+        """What records without a priority of their own enter with."""
+        return self._desk.default_priority
+
+    def priorities_of(self, index: Any) -> Any:
+        """The priorities of slots, float32 [N]; NaN where no record is."""
+        return self._consumer.form.from_numpy(self._desk.of_slots(index))
 
     @property
     def ran_out(self) -> bool:

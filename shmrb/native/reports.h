@@ -188,6 +188,9 @@ inline nb::dict abi() {
       sizeof(L), {SPAN(L, enabled), SPAN(L, lifted), SPAN(L, samples), SPAN(L, min_size), SPAN(L, samples_per_insert),
                   SPAN(L, min_diff), SPAN(L, max_diff), SPAN(L, uncounted), SPAN(L, lift_mark), SPAN(L, opened_by),
                   SPAN(L, opened_times)});
+  using P = PriorityBlock;
+  r["PriorityBlock"] = describe(sizeof(P), {SPAN(P, alpha), SPAN(P, beta), SPAN(P, eps), SPAN(P, max_priority),
+                                            SPAN(P, max_slot), SPAN(P, within_buffer)});
   using C = ControlBlock;
   r["ControlBlock"] = describe(
       sizeof(C), {SPAN(C, magic), SPAN(C, format), SPAN(C, state), SPAN(C, uuid), SPAN(C, generation_base),
