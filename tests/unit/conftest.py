@@ -27,3 +27,21 @@ def make() -> Iterator[Callable[..., Any]]:
     yield make_one
     for buffer in made:
         buffer.close()
+
+
+@pytest.fixture
+def new() -> Iterator[Callable[..., Any]]:
+    """Creates buffers of any schema, in numpy format unless told, closed at the end."""
+    import shmrb
+
+    made: list[Any] = []
+
+    def make_one(name: str | None = None, *, capacity: int = 8, **options: Any) -> Any:
+        options.setdefault("format", "numpy")
+        storage = options.pop("storage", None) or shmrb.SharedStorage(capacity)
+        made.append(shmrb.ReplayBuffer(name, storage=storage, **options))
+        return made[-1]
+
+    yield make_one
+    for buffer in made:
+        buffer.close()
