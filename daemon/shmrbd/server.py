@@ -121,7 +121,7 @@ class Server:
         self._selector.close()
 
     def _note_signals(self) -> None:
-        self._is_stopping = self._signals.caught()
+        self._is_stopping = self._signals.caught() or self._is_stopping
 
     def _accept_again(self) -> None:
         if not self._is_accepting and len(self._peers) < self._max_connections:
