@@ -21,6 +21,8 @@ WRITTEN_AT_ONCE = 5
 UPDATED_SLOTS = (2, 5, 8)
 MARK = 44
 COST = 6
+# Minimal size, samples an insert, least and greatest difference: they refuse nothing here.
+NEW_LIMITS = (2, 3.0, -1e6, 1e6)
 
 
 def write(member: RawSegment) -> None:
@@ -64,7 +66,7 @@ def sample_at_a_cost(member: RawSegment) -> None:
 
 
 def change_limits(member: RawSegment) -> None:
-    ok(finish(lambda: member.segment.set_limits(True, 2, 3.0, -4.0, 5.0, core.SLICE_NS)))
+    ok(finish(lambda: member.segment.set_limits(True, *NEW_LIMITS, core.SLICE_NS)))
 
 
 def wait(member: RawSegment) -> None:
@@ -110,9 +112,10 @@ DEEDS: dict[str, Callable[[RawSegment], None]] = {
 def victim(
     folder: str, deed: str, point: str, action: str = "kill", passes: int = 1, hint: int = 1
 ) -> None:
-    """Attaches, arms the stopping point, does the deed, and stays attached until told to end.
+    """Attaches, arms the stopping point, and does the deed.
 
-    With `deed` "nothing" the point is armed before it attaches.
+    With `deed` "nothing" the point is armed before it attaches. Who was stopped and went on stays
+    attached until told to leave.
     """
     if deed == "nothing":
         core.stop_at(point, action, passes)
@@ -122,9 +125,9 @@ def victim(
         core.stop_at(point, action, passes)
     DEEDS[deed](member)
     emit("done")
-    receive()
-    member.close()
-    emit("left")
+    if action == "stop":
+        receive()
+        member.close()
 
 
 # Rounds without end, for kills at random moments: `progress` counts the calls that returned.
@@ -202,14 +205,17 @@ def wait_for_record(folder: str, written: int) -> None:
 def fork_a_child(folder: str) -> None:
     """Attaches and forks a child that outlives it and holds nothing of its."""
     member = RawSegment.attached(folder, "parent", hint=1)
+    token = member.token
+    told, tell = os.pipe()
     child = os.fork()
     if child == 0:
         # Drops what it inherited, as the garbage collector of a long-lived child would.
         del member
-        emit("child", pid=os.getpid())
+        os.write(tell, b".")
         receive()
         os._exit(0)
-    emit("attached", token=member.token, child=child)
+    os.read(told, 1)
+    emit("attached", token=token, child=child)
     os.waitpid(child, 0)
 
 

@@ -7,31 +7,34 @@ being overwritten is there, no slot stays unusable, and the counts are those of 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterable
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from helpers.procs import Child, Children
-from helpers.rawsegment import CONTROL, LANE, RawSegment, changed, finish, ok, stamped, torn
-from helpers.victims import MARK, UPDATED_SLOTS, VICTIMS_UIDS, WRITTEN_AT_ONCE, victim
+from helpers.procs import Children
+from helpers.rawsegment import RawSegment, ok
+from helpers.scene import CAPACITY, FEATURES, FIRST_CALLS, Scene, kill_at, survive
+from helpers.victims import (
+    COST,
+    MARK,
+    NEW_LIMITS,
+    UPDATED_SLOTS,
+    VICTIMS_UIDS,
+    WRITTEN_AT_ONCE,
+    become_another_program,
+    fork_a_child,
+    victim,
+    wait_for_record,
+)
 from shmrb import core
-from shmrb.core import Feature, Status
+from shmrb.core import Bell
 
 # The only thread beside pytest's is the watchdog of faulthandler, which touches no lock of ours.
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
 
-KILLED = -9
-CAPACITY = 12
-SHORT_NS = 3_000_000
-FEATURES = {
-    "plain": 0,
-    "limiter": int(Feature.ONE_LOCK | Feature.LIMITER),
-    "priorities": int(Feature.ONE_LOCK | Feature.PRIORITIES),
-}
 # In the order in which a call passes them.
 WRITE_POINTS = [
     "holding_lock",
@@ -53,150 +56,6 @@ JOURNAL_POINTS = ["empty_journalled", "empty_mid_apply"]
 OTHER_POINTS = ["mid_tree", "charged", "drawn", "waiting", "notifying", "leased"]
 # Passed by the floors above the native core, in their own tests.
 POINTS_ABOVE = ["sized", "filled", "declared", "dropping"]
-
-
-class Scene:
-    """A ring that the survivor filled, and what must be found in it.
-
-    Attributes:
-        expected: slot: uid, for every record that must be there.
-        marks: slot: mark, where it is not 0.
-        reserved: rows that count as written.
-        inserts: rows that count for the limiter.
-        samples: records that the limiter has given out.
-    """
-
-    def __init__(self, folder: Path, features: str = "plain", fill: int = 18) -> None:
-        self.folder = folder
-        self.features = FEATURES[features]
-        RawSegment.create(folder, CAPACITY, features=self.features)
-        self.survivor = RawSegment.attached(folder, "survivor", hint=0)
-        self.expected: dict[int, int] = {}
-        self.marks: dict[int, int] = {}
-        self.reserved = self.inserts = self.samples = 0
-        if self.features & Feature.LIMITER:
-            ok(self.survivor.segment.set_limits(True, 1, 1.0, -1e9, 1e9, core.SLICE_NS))
-        for uid in range(fill):
-            self.write(uid)
-
-    def lose(self, slots: Iterable[int]) -> None:
-        for slot in list(slots):
-            self.expected.pop(slot, None)
-            self.marks.pop(slot, None)
-
-    # Calls of the survivor, each with what it must find
-
-    def write(self, uid: int = 500) -> None:
-        ticket = ok(finish(lambda: self.survivor.extend(stamped([uid]))))[1]
-        self.lose([ticket % CAPACITY])
-        self.expected[ticket % CAPACITY] = uid
-        self.reserved += 1
-        self.inserts += 1
-
-    def sample(self) -> None:
-        outcome = (Status.AGAIN,)
-        while outcome[0] == Status.AGAIN:
-            outcome, batch = self.survivor.sample(64)
-        assert outcome[0] == (Status.OK if self.expected else Status.EMPTY)
-        if self.expected:
-            assert not torn(batch.columns)
-            for slot, uid in zip(batch.index.tolist(), batch["uid"].tolist(), strict=True):
-                assert self.expected.get(slot) == uid
-
-    def update(self) -> None:
-        """Marks every record that is there; of the others the handles are stale."""
-        uids = [self.expected.get(slot, 0) for slot in range(CAPACITY)]
-        patch = changed(uids, [7] * CAPACITY)
-        stamps = self.survivor.generations()
-        slots = np.arange(CAPACITY)
-        outcome = finish(lambda: self.survivor.update(slots, stamps, patch)[0])
-        assert ok(outcome)[1] == len(self.expected)
-        self.marks = dict.fromkeys(self.expected, 7)
-
-    def empty(self) -> None:
-        ok(finish(lambda: self.survivor.empty(reset=False)))
-        self.lose(self.expected)
-
-    def size(self) -> None:
-        assert self.survivor.size() == len(self.expected)
-
-    def read(self) -> None:
-        outcome = (Status.AGAIN,)
-        while outcome[0] == Status.AGAIN:
-            outcome, batch = self.survivor.read()
-        found = np.flatnonzero(batch.generation >= 0).tolist()
-        assert {slot: int(batch["uid"][slot]) for slot in found} == self.expected
-        assert [int(batch["mark"][slot]) for slot in found] == [
-            self.marks.get(slot, 0) for slot in found
-        ]
-        assert not torn({name: column[found] for name, column in batch.columns.items()})
-
-    def reap(self) -> None:
-        ok(finish(self.survivor.segment.reap))
-
-    # What must hold whatever happened
-
-    def verify(self) -> None:
-        """Looks at everything, then fills the ring twice."""
-        for _ in range(2):
-            self.read()
-            self.sample()
-            self.size()
-            self.reap()
-        self.check_counts()
-        for uid in range(1000, 1000 + 2 * CAPACITY):
-            self.write(uid)
-            self.size()
-        assert len(self.expected) == CAPACITY
-        self.read()
-        self.sample()
-        self.check_counts()
-        survivor = self.survivor
-        assert not survivor.owners.any()
-        for block, name in ((CONTROL, "control_lock"), (CONTROL, "empty_lock"), (LANE, "lock")):
-            assert survivor.word_of(block, name).view(np.uint32)[0] == 0
-        assert survivor.segment.lanes()[0]["holes"] == 0
-        assert [row["name"] for row in survivor.segment.clients()] == [b"survivor"]
-
-    def check_counts(self) -> None:
-        segment = self.survivor.segment
-        assert self.survivor.write_count() == self.reserved
-        if self.features & Feature.LIMITER:
-            limiter = segment.limiter()
-            assert limiter["size"] == len(self.expected)
-            assert (limiter["inserts"], limiter["samples"]) == (self.inserts, self.samples)
-        if self.features & Feature.PRIORITIES:
-            assert ok(segment.wrong_nodes())[1] == 0
-
-
-FIRST_CALLS: list[Callable[[Scene], None]] = [
-    Scene.write,
-    Scene.sample,
-    Scene.update,
-    Scene.empty,
-    Scene.size,
-    Scene.read,
-    Scene.reap,
-]
-
-
-def start(children: Children, scene: Scene, deed: str, point: str = "", **options: Any) -> Child:
-    folder = str(scene.folder)
-    return children.start(victim, method="fork", folder=folder, deed=deed, point=point, **options)
-
-
-def kill_at(children: Children, scene: Scene, deed: str, point: str, **options: Any) -> None:
-    child = start(children, scene, deed, point, **options)
-    assert child.wait() == KILLED, f"it did not pass {point}\n{child.report()}"
-
-
-def survive(scene: Scene, what: str, first: Callable[[Scene], None]) -> None:
-    """Makes the first call, prints how long it took, and looks at everything."""
-    begun = time.monotonic()
-    first(scene)
-    took = 1000 * (time.monotonic() - begun)
-    print(f"stall after {what}, {first.__name__} first: {took:.1f} ms")
-    scene.verify()
 
 
 def write_until(scene: Scene, point: str, head: int) -> None:
@@ -272,3 +131,245 @@ def test_a_refiller_dies(children: Children, root: Path, point: str, features: s
         if point == "committed":
             scene.expected[UPDATED_SLOTS[0]] = VICTIMS_UIDS
         survive(scene, point, first)
+
+
+@pytest.mark.parametrize("point", ["mid_leaves", "mid_tree"])
+def test_an_updater_of_priorities_dies(children: Children, root: Path, point: str) -> None:
+    for first in FIRST_CALLS:
+        scene = Scene(root / first.__name__, "priorities")
+        kill_at(children, scene, "update_priority", point)
+        # Rebuilt from the leaves as far as they were set.
+        done = UPDATED_SLOTS[: 1 if point == "mid_leaves" else 3]
+        scene.priorities |= dict.fromkeys(done, 2.0)
+        scene.greatest = 2.0
+        survive(scene, point, first)
+
+
+# `empty` and limits: wholly or not at all
+
+
+def journal_passes(features: str, stores: list[int]) -> list[tuple[str, str, int]]:
+    """Every point of journals with that many stores each, in the order in which they are made."""
+    journalled = [(features, "empty_journalled", i + 1) for i in range(len(stores))]
+    return journalled + [(features, "empty_mid_apply", i + 1) for i in range(sum(stores))]
+
+
+EMPTY_PASSES = [
+    ("plain", "holding_lock", 1),
+    ("limiter", "holding_lock", 1),
+    ("limiter", "holding_lock", 2),
+    *journal_passes("plain", [4]),
+    *journal_passes("limiter", [6, 3]),
+    *journal_passes("priorities", [4]),
+]
+
+
+@pytest.mark.parametrize(("features", "point", "passes"), EMPTY_PASSES)
+def test_who_empties_dies(
+    children: Children, root: Path, features: str, point: str, passes: int
+) -> None:
+    for first in (Scene.write, Scene.empty, Scene.reap):
+        scene = Scene(root / first.__name__, features)
+        if features == "limiter":
+            ok(scene.survivor.sample(4, cost=4)[0])
+            scene.samples = 4
+        kill_at(children, scene, "empty", point, passes=passes)
+        if point != "holding_lock":
+            scene.lose(list(scene.expected))
+            scene.reserved = 0
+            # The limiter's count goes with the second journal.
+            if (point == "empty_journalled" and passes == 2) or passes > 6:
+                scene.inserts = scene.samples = 0
+        survive(scene, f"{point} {passes}", first)
+
+
+@pytest.mark.parametrize("passes", [1, 3, 5])
+def test_who_changes_limits_dies(children: Children, root: Path, passes: int) -> None:
+    scene = Scene(root / "ring", "limiter")
+    kill_at(children, scene, "change_limits", "empty_mid_apply", passes=passes)
+    scene.write()
+    limiter = scene.survivor.segment.limiter()
+    names = ("min_size", "samples_per_insert", "min_diff", "max_diff")
+    assert [limiter[name] for name in names] == list(NEW_LIMITS)
+
+
+# Sampling
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_who_draws_dies(children: Children, root: Path, features: str) -> None:
+    for first in FIRST_CALLS:
+        scene = Scene(root / first.__name__, features)
+        kill_at(children, scene, "sample", "drawn")
+        survive(scene, "drawn", first)
+
+
+@pytest.mark.parametrize("point", ["holding_lock", "charged"])
+def test_who_draws_at_a_cost_dies(children: Children, root: Path, point: str) -> None:
+    for first in FIRST_CALLS:
+        scene = Scene(root / first.__name__, "limiter")
+        kill_at(children, scene, "sample_at_a_cost", point)
+        # Charged when dispatched: who dies gives nothing back.
+        scene.samples = COST if point == "charged" else 0
+        survive(scene, point, first)
+
+
+# Attaching and recovering
+
+
+@pytest.mark.parametrize("point", ["byte_taken", "epoch_moved"])
+def test_who_attaches_dies(children: Children, root: Path, point: str) -> None:
+    for first in FIRST_CALLS:
+        scene = Scene(root / first.__name__)
+        kill_at(children, scene, "nothing", point)
+        survive(scene, point, first)
+        again = RawSegment.attached(scene.folder, hint=1)
+        assert again.token & 0xFFFF == 2
+
+
+@pytest.mark.parametrize("held", ["reserved", "before_commit"])
+@pytest.mark.parametrize("point", RECOVERY_POINTS)
+@pytest.mark.parametrize("deed", ["nothing", "reap", "recover"])
+def test_who_recovers_the_dead_dies(
+    children: Children, root: Path, deed: str, point: str, held: str
+) -> None:
+    for first in (Scene.write, Scene.sample, Scene.size):
+        scene = Scene(root / first.__name__, "limiter")
+        kill_at(children, scene, "write", held)
+        write_until(scene, held, 18)
+        # By the next tenant of its client slot, or by another client.
+        kill_at(children, scene, deed, point, hint=1 if deed == "nothing" else 2)
+        survive(scene, point, first)
+
+
+@pytest.mark.parametrize(
+    ("held", "points"),
+    [
+        ("head_moved", ["holding_lock", "claimed", "reserved", "mid_payload"]),
+        ("mid_mark", ["holding_lock", "recovering", "recovering", "claimed", "mid_commit"]),
+    ],
+)
+def test_writers_that_take_over_from_the_dead_die_too(
+    children: Children, root: Path, held: str, points: list[str]
+) -> None:
+    scene = Scene(root / "ring", "limiter", fill=18)
+    kill_at(children, scene, "write", held)
+    write_until(scene, held, 18)
+    head = scene.survivor.segment.lanes()[0]["head"]
+    for i, point in enumerate(points):
+        kill_at(children, scene, "write", point, hint=2 + i)
+        if point in WRITE_POINTS:
+            write_until(scene, point, head)
+        head = scene.survivor.segment.lanes()[0]["head"]
+    survive(scene, " ".join([held, *points]), Scene.write)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3, 4])
+def test_who_repairs_an_empty_dies(children: Children, root: Path, passes: int) -> None:
+    scene = Scene(root / "ring")
+    kill_at(children, scene, "empty", "empty_mid_apply", passes=2)
+    kill_at(children, scene, "write", "empty_mid_apply", passes=passes, hint=2)
+    scene.lose(list(scene.expected))
+    scene.reserved = 0
+    survive(scene, "empty_mid_apply twice", Scene.write)
+
+
+def test_a_thousand_writers_die_one_after_the_other(children: Children, root: Path) -> None:
+    """Thirty here: each leaves what the next must take over."""
+    scene = Scene(root / "ring", "limiter", fill=0)
+    for i in range(30):
+        kill_at(children, scene, "write", ("reserved", "head_moved")[i % 2])
+        scene.reserved += (i % 2) * WRITTEN_AT_ONCE
+        assert scene.survivor.size() == 0
+    survive(scene, "30 deaths", Scene.write)
+
+
+# Waiting
+
+
+def test_who_waits_dies_and_owes_nobody_a_wake_up(children: Children, root: Path) -> None:
+    scene = Scene(root / "ring")
+    waiter = start_waiter(children, scene)
+    kill_at(children, scene, "wait", "waiting")
+    scene.write()
+    waiter.expect("woken")
+    waiter.kill()
+    survive(scene, "waiting", Scene.write)
+
+
+def test_who_rings_dies_and_the_waiter_wakes_by_itself(children: Children, root: Path) -> None:
+    scene = Scene(root / "ring")
+    # Somebody waits on the semaphore too: then a ring has posts to make.
+    ok(scene.survivor.segment.bell_enter(Bell.RECORDS, False))
+    waiter = start_waiter(children, scene)
+    kill_at(children, scene, "write", "notifying")
+    write_until(scene, "committed", 18)
+    waiter.expect("woken")
+    waiter.kill()
+    survive(scene, "notifying", Scene.write)
+
+
+def test_who_waits_recovers_the_dead(children: Children, root: Path) -> None:
+    scene = Scene(root / "ring")
+    kill_at(children, scene, "write", "mid_payload")
+    waiter = start_waiter(children, scene, more=6)
+    scene.survivor.segment.label_wait(core.WaitLabel.RECORDS)
+    while any(not row["alive"] for row in scene.survivor.segment.clients()):
+        waiter.expect("waiting")
+    write_until(scene, "mid_payload", 18)
+    scene.write()
+    waiter.expect("woken")
+    waiter.kill()
+    survive(scene, "mid_payload", Scene.write)
+
+
+def start_waiter(children: Children, scene: Scene, more: int = 1) -> Any:
+    folder, written = str(scene.folder), scene.reserved + more
+    waiter = children.start(wait_for_record, method="fork", folder=folder, written=written)
+    waiter.expect("waiting")
+    return waiter
+
+
+def test_who_leases_a_lane_dies(children: Children, root: Path) -> None:
+    scene = Scene(root / "ring")
+    kill_at(children, scene, "lease", "leased")
+    assert scene.survivor.segment.lanes()[0]["lease"] != 0
+    assert ok(scene.survivor.segment.lease(0))[1] == 0
+    survive(scene, "leased", Scene.write)
+    ok(scene.survivor.segment.release_lease(0))
+
+
+# Whose life it is
+
+
+def test_a_forked_child_keeps_nothing_of_its_parent(children: Children, root: Path) -> None:
+    scene = Scene(root / "ring")
+    parent = children.start(fork_a_child, folder=str(scene.folder))
+    attached = parent.expect("attached")
+    assert scene.survivor.segment.alive(attached["token"])
+    parent.kill()
+    os.kill(attached["child"], 0)
+    assert not scene.survivor.segment.alive(attached["token"])
+    survive(scene, "a parent", Scene.reap)
+    os.kill(attached["child"], signal.SIGKILL)
+
+
+def test_another_program_in_its_place_holds_nothing(children: Children, root: Path) -> None:
+    scene = Scene(root / "ring")
+    runner = children.start(become_another_program, folder=str(scene.folder))
+    token = runner.expect("attached")["token"]
+    assert scene.survivor.segment.alive(token)
+    runner.send()
+    runner.expect_line("executed")
+    assert not scene.survivor.segment.alive(token)
+    survive(scene, "exec", Scene.reap)
+
+
+def test_a_point_can_be_armed_from_outside(children: Children, root: Path) -> None:
+    scene = Scene(root / "ring")
+    environment = {"SHMRB_STOP_AT": "mid_commit:kill"}
+    options = {"folder": str(scene.folder), "deed": "write", "point": ""}
+    child = children.start(victim, environment=environment, **options)
+    assert child.wait() < 0
+    write_until(scene, "mid_commit", 18)
+    survive(scene, "mid_commit", Scene.write)
