@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import shmrb
+from helpers.procs import until
 from shmrb.errors import (
     AlreadyExistsError,
     AttachError,
@@ -103,8 +104,7 @@ class TestVersions:
             found: list[Any] = []
             waiter = threading.Thread(target=lambda: found.append(collector.latest(0, timeout=60)))
             waiter.start()
-            while not any(client.waiting_for == "records" for client in _clients(learner)):
-                pass
+            until(lambda: any(client.waiting_for == "records" for client in _clients(learner)))
             learner.publish(tree(1))
             waiter.join()
             version, got = found[0]
