@@ -11,7 +11,7 @@ from typing import Any
 from shmrb import wire
 from shmrb.attachment import Address, Attachment, find
 from shmrb.channel import Channel
-from shmrb.errors import AttachError, DaemonError, SpecError
+from shmrb.errors import AttachError, DaemonError, DeadlineError, SpecError
 from shmrb.fields import key_path
 from shmrb.segment import names
 from shmrb.segment.directory import Exist, Root
@@ -200,7 +200,7 @@ def _reported(root: str | None) -> str | None:
         channel.open(0.0)
         info: wire.DaemonInfo = channel.ask(wire.Ping(), DAEMON_ANSWERS_S)
         return info.root
-    except DaemonError:
+    except (DaemonError, DeadlineError):
         return None
     finally:
         channel.close()

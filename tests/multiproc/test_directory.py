@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 from pathlib import Path
@@ -542,6 +543,15 @@ def test_a_private_buffer_goes_when_its_creator_closes(children: Children, root:
     creator.expect("closed")
     assert remains(root) == []
     assert not (root / names.STAMPS).exists()
+
+
+def test_closing_after_the_root_was_removed_leaves_it_removed(root: Path) -> None:
+    place = Root(root)
+    created = place.create(uid_spec())
+    member = Member.join(place, created.entry.name, hold=created.hold)
+    shutil.rmtree(root)
+    member.close()
+    assert not root.exists()
 
 
 def test_a_private_buffer_whose_creator_was_killed_is_reclaimed(
