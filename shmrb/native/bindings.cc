@@ -126,7 +126,7 @@ bool read_unit(const std::vector<int64_t>& shape, Unit* unit) {
   return unit->ahead() + unit->behind() <= 2 * kLongestWindow;
 }
 
-// `kind`: AnchorKind, or -1 when `anchors` are given. `outputs`: one a column; by step, those of each step in turn.
+// `kind`: AnchorKind, or -1 when `anchors` are given. `anchors`: `count` slots, then their generations. `outputs`: one a column; by step, those of each step in turn.
 nb::tuple windows(Segment& s, Stream& stream, int kind, int64_t count, const std::vector<int64_t>& shape,
                   const Addresses& outputs, uint64_t anchors, uint64_t index, uint64_t generation, uint64_t valid,
                   uint64_t weights, int64_t cost, int64_t slice_ns) {
@@ -333,6 +333,7 @@ NB_MODULE(_native, m) {
       .def("windows", &windows, "rng"_a, "kind"_a, "count"_a, "shape"_a, "outputs"_a, "anchors"_a, "index"_a,
            "generation"_a, "valid"_a, "weights"_a, "cost"_a, "slice_ns"_a)
       .def("runs", &runs, "lane"_a)
+      .def("run_summary", &run_summary)
       .def("update_priority", &update_priority_rows, "index"_a, "count"_a, "generation"_a, "priorities"_a, "verdicts"_a,
            "slice_ns"_a)
       .def("priorities", &priorities)

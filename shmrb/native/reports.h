@@ -25,6 +25,17 @@ inline nb::list runs(Segment& s, uint32_t lane_index) {
   return result;
 }
 
+// (runs, records of the shortest, of the longest, runs that were cut) over all lanes.
+inline nb::tuple run_summary(Segment& s) {
+  RunSummary summary;
+  {
+    nb::gil_scoped_release free;
+    Segment::Call counted(s);
+    if (counted) summary = summarize_runs(s.view);
+  }
+  return nb::make_tuple(summary.runs, summary.shortest, summary.longest, summary.cut);
+}
+
 // The tree as it stands, and what of it disagrees: for statistics, the doctor and tests.
 inline nb::dict priorities(Segment& s) {
   nb::dict result;

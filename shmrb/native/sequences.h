@@ -68,7 +68,6 @@ class WindowDraw {
 
   bool accept(const Anchor& anchor, uint32_t number) {
     if (anchor.slot < 0 || expander_.expand(anchor.slot, anchor.word, number) != Expander::kPlaced) return false;
-    batch_.anchors[number] = anchor.slot;
     if (batch_.weights) batch_.weights[number] = anchor.weight;
     return true;
   }
@@ -169,6 +168,7 @@ inline Outcome expand_given(const View& view, const Unit& unit, const WindowBatc
         batch.rows.generation[row] = -1;
         batch.valid[row] = 0;
       }
+      batch.anchors[batch.windows + number] = -1;
     }
     copy_windows(view, unit, batch, scratch, placed);
     open.swap(placed);

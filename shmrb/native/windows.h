@@ -94,7 +94,7 @@ inline bool is_changing(uint64_t word) { return word_busy(word) && word_revision
 struct WindowBatch {
   Batch rows;  // count = windows * unit.records(); by step, outputs are those of the first step, the second, and so on
   int64_t windows;
-  int64_t* anchors;  // slots, before any shift
+  int64_t* anchors;  // slots, before any shift; then the generation of each
   uint8_t* valid;    // one a row
   float* weights;    // one a window; null: not wanted
 
@@ -136,6 +136,8 @@ class Expander {
       words_[row] = seen_[origin + offset].word;
       batch_.valid[row] = wanted == offset;
     }
+    batch_.anchors[number] = anchor;
+    batch_.anchors[batch_.windows + number] = static_cast<int64_t>(word_generation(here.word)) - 1;
     return kPlaced;
   }
 
@@ -234,6 +236,27 @@ inline std::vector<std::array<int64_t, 4>> list_runs(const View& view, uint32_t 
     before = record;
   }
   return runs;
+}
+
+// How the runs of all lanes look, for who asks why no window fits.
+struct RunSummary {
+  int64_t runs = 0, shortest = 0, longest = 0;
+  int64_t cut = 0;  // runs that did not end, the newest of each lane left out
+};
+
+inline RunSummary summarize_runs(const View& view) {
+  RunSummary summary;
+  for (uint32_t lane = 0; lane < view.lane_count; ++lane) {
+    auto runs = list_runs(view, lane);
+    for (size_t i = 0; i < runs.size(); ++i) {
+      int64_t records = runs[i][1];
+      summary.shortest = summary.runs ? std::min(summary.shortest, records) : records;
+      summary.longest = std::max(summary.longest, records);
+      summary.cut += !runs[i][3] && i + 1 < runs.size();
+      ++summary.runs;
+    }
+  }
+  return summary;
 }
 
 }  // namespace shmrb

@@ -163,6 +163,7 @@ class Windows:
     steps: int
     batch: Batch
     anchors: Array
+    anchor_generations: Array
     valid: Array
     weights: Array
 
@@ -185,11 +186,14 @@ def windows(
     rows = count * unit.steps
     columns = {n: np.zeros((rows, *shape), dtype) for n, dtype, shape in ring.fields}
     stamps = np.full((2, rows), -7, np.int64)
-    given = np.zeros(count, np.int64) if anchors is None else np.array(anchors, np.int64)
+    given = np.zeros((2, count), np.int64)
+    if anchors is not None:
+        given[0] = anchors
     drawn = Windows(
         unit.steps,
         Batch(columns, stamps[0], stamps[1], stamps[1]),
-        given,
+        given[0],
+        given[1],
         np.full(rows, 9, np.uint8),
         np.zeros(count, np.float32),
     )

@@ -73,6 +73,7 @@ def test_the_table(root: Path, unit: Unit, anchor: int, slots: str, valid: str) 
     assert "".join(map(str, drawn.valid)) == valid
     assert drawn.batch["uid"].tolist() == drawn.batch.index.tolist()
     assert drawn.anchors.tolist() == [anchor]
+    assert drawn.anchor_generations.tolist() == [0]
 
 
 # Rings without an end whose newest record lies in slot 2.
@@ -270,7 +271,9 @@ class RandomRing:
         for slot in slots:
             if slot not in legal:
                 assert (generation[slot] == -1).all(), (unit, slot)
+                assert drawn.anchor_generations[slot] == -1
                 continue
+            assert drawn.anchor_generations[slot] == int(ring.words[slot] >> 20) - 1
             assert (index[slot].tolist(), valid[slot].tolist()) == legal[slot], (unit, slot)
             assert uid[slot].tolist() == [uids[i] for i in legal[slot][0]]
         self.compare_draws(unit, legal)
@@ -297,6 +300,13 @@ class RandomRing:
             found = self.writers["a"].segment.runs(number)
             assert [run[1] for run in found] == [len(piece) for piece in lane.pieces()]
             assert [run[3] for run in found] == [piece[-1].is_last for piece in lane.pieces()]
+
+        lengths = [len(piece) for lane in self.model.lanes for piece in lane.pieces()]
+        cut = sum(
+            not piece[-1].is_last for lane in self.model.lanes for piece in lane.pieces()[:-1]
+        )
+        summary = (len(lengths), min(lengths, default=0), max(lengths, default=0), cut)
+        assert self.writers["a"].segment.run_summary() == summary
 
     def close(self) -> None:
         for writer in self.writers.values():
