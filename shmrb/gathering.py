@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from numpy import ndarray
 
 from shmrb.description import Path
 from shmrb.dtypes import DTYPES
@@ -104,10 +105,10 @@ class _Leaf:
         self._column = Column(field, cast)
 
     def put(self, row: int, value: Any) -> None:
-        fits = (
-            type(value) is np.ndarray and value.dtype is self._dtype and value.shape == self._shape
-        )
-        self._rows[row][...] = value if fits else self._column.array(value, ())
+        if type(value) is ndarray and value.dtype is self._dtype and value.shape == self._shape:
+            self._rows[row][...] = value
+        else:
+            self._rows[row][...] = self._column.array(value, ())
 
     def holds(self, row: int, value: Any) -> bool:
         return self._column.array(value, ()).tobytes() == bytes(self._rows[row].tobytes())
