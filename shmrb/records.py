@@ -205,7 +205,9 @@ class Column:
     def _array(self, value: Any, shape: tuple[int, ...]) -> Array:
         if is_tensor(value):
             return self.view(self._tensor(value, shape), shape)
-        array = self._cast_array(value) if isinstance(value, np.ndarray) else self._plain(value)
+        # numpy has no bfloat16: a uint16 scalar is one's bits as well as an array of them.
+        arrays = (np.ndarray, np.generic) if self.dtype.name == "bfloat16" else np.ndarray
+        array = self._cast_array(value) if isinstance(value, arrays) else self._plain(value)
         self._check_shape(array.shape, shape)
         return np.ascontiguousarray(array).reshape(shape)
 

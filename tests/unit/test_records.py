@@ -194,6 +194,8 @@ class TestNumbers:
         bits = half.view(torch.uint16).numpy()
         for given in (half, bits, [1.0, -2.5]):
             assert x_of(given, "bfloat16", 2) == bits.tolist()
+        assert x_of(bits[1], "bfloat16") == [bits[1]], "a uint16 scalar is bits too"
+        assert x_of(-2.5, "bfloat16") == [bits[1]]
         with pytest.raises(RecordError, match="expected dtype bfloat16, got float32"):
             x_of(np.zeros(2, np.float32), "bfloat16", 2)
 
