@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str]) -> int:
     """Run the demo with these arguments of the command line; its exit code."""
-    from shmrb.demo import options, orchestrator
+    from shmrb.demo.options import parse
+    from shmrb.demo.orchestrator import run
 
-    return orchestrator.run(options.parse(arguments))
+    return run(parse(arguments))

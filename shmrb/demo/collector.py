@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from typing import Any
 
 import shmrb
 from shmrb.demo import recipe
@@ -28,7 +29,7 @@ def collect(env_id: str, number: int, stop: StopRequest) -> None:
     env = recipe.make_env(env_id)
     first_action = int(env.action_space.start)
     label = f"collector {number}"
-    options = {"timeout": STARTUP_S, "format": "numpy", "client_name": label}
+    options: dict[str, Any] = {"timeout": STARTUP_S, "format": "numpy", "client_name": label}
     buffer = shmrb.attach(recipe.BUFFER, **options)
     parameters = shmrb.Parameters(recipe.POLICY, **options)
     version, tree = parameters.latest(timeout=STARTUP_S)

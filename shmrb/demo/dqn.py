@@ -37,8 +37,8 @@ class DQN:
         self._online = _network(observation_size, actions)
         self._target = _network(observation_size, actions).requires_grad_(False)
         self._target.load_state_dict(self._online.state_dict())
-        self._parameters = list(self._online.parameters())
-        self._followers = list(self._target.parameters())
+        self._parameters: list[Tensor] = list(self._online.parameters())
+        self._followers: list[Tensor] = list(self._target.parameters())
         self._optimizer = torch.optim.Adam(self._parameters, lr=LEARNING_RATE, fused=True)
         self.updates = 0
 
@@ -55,7 +55,7 @@ class DQN:
         value = self._online(observation).gather(1, action)
         loss = nn.functional.smooth_l1_loss(value, goal)
         self._optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         self._optimizer.step()
         with torch.no_grad():
             torch._foreach_lerp_(self._followers, self._parameters, TARGET_STEP)

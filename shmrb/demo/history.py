@@ -62,6 +62,10 @@ class Kill:
     back_after: float | None = None
     meanwhile: int = 0
 
+    def is_over_at(self, second: float) -> bool:
+        """Whether its successor was at work by then."""
+        return self.back_after is not None and self.second + self.back_after <= second
+
 
 @dataclass
 class History:
@@ -84,6 +88,11 @@ class History:
     def rates(self, window_s: float) -> tuple[float, float]:
         """Records and batches a second over the last so many seconds."""
         return rates_between(self._back(window_s), self.points[-1]) if self.points else (0.0, 0.0)
+
+    def mean_rates(self) -> tuple[float, float]:
+        """The same since the learner drew its first batch."""
+        drawn = [point for point in self.points if point.batches]
+        return rates_between(drawn[0], drawn[-1]) if drawn else (0.0, 0.0)
 
     def _back(self, window_s: float) -> Point:
         start = self.points[-1].second - window_s

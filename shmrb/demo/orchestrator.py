@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from shmrb.demo import plot, recipe, summary
+from shmrb.demo.interrupts import Interrupts
 from shmrb.demo.options import BROKEN, INTERRUPTED, Options
 from shmrb.demo.screen import screen
 from shmrb.demo.stage import Stage
@@ -35,8 +33,8 @@ def run(options: Options) -> int:
         )
         return BROKEN
     try:
-        with _ends_as_interrupt():
-            return _run(options)
+        with Interrupts() as interrupts:
+            return _run(options, interrupts)
     except KeyboardInterrupt:
         print("shmrb demo: interrupted; everything is ended and removed.", file=sys.stderr)
         return INTERRUPTED
@@ -45,37 +43,20 @@ def run(options: Options) -> int:
         return BROKEN
 
 
-def _run(options: Options) -> int:
+def _run(options: Options, interrupts: Interrupts) -> int:
     env = recipe.make_env(options.env)
     schema = recipe.record_schema(env)
     threshold = env.spec.reward_threshold
     env.close()
-    target = options.target if options.target is not None else threshold
-    if target is None:
-        target = DEFAULT_TARGET
-    if options.quick:
-        target = None
-    with Stage() as stage, screen() as shown:
+    own = DEFAULT_TARGET if threshold is None else float(threshold)
+    target = own if options.target is None else options.target
+    with Stage(interrupts) as stage, screen() as shown:
         trial = Trial(options, target, schema, stage, shown)
         outcome = trial.run()
-    for line in summary.lines(outcome, trial.ledger, trial.history, target):
+    history = trial.history
+    aim = None if options.quick else target
+    for line in summary.lines(outcome, trial.ledger, history, aim):
         print(line)
     directory = options.out or tempfile.mkdtemp(prefix="shmrb-demo-")
-    print(plot.draw(trial.history, target, directory))
-    return summary.exit_code(outcome, trial.ledger, len(trial.history.kills), options)
-
-
-@contextmanager
-def _ends_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the run as Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+    print(plot.draw(history, aim, directory))
+    return summary.exit_code(outcome, trial.ledger, len(history.kills), options)

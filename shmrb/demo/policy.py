@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,8 @@ class Policy:
 
     def best(self, observations: NDArray[Any]) -> NDArray[np.int64]:
         """The number of the best action of each of N observations."""
-        return self.values(observations).argmax(axis=1)
+        result: NDArray[np.int64] = self.values(observations).argmax(axis=1)
+        return result
 
     def act(self, observation: NDArray[Any], chance: random.Random) -> int:
         """The number of an action for one observation, a random one with probability epsilon."""
@@ -59,7 +61,7 @@ def random_tree(
 ) -> dict[str, Any]:
     """A tree of random layers of these sizes, observation first and actions last."""
     net: dict[str, Any] = {}
-    for place, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for place, (inputs, outputs) in enumerate(pairwise(sizes)):
         bound = 1.0 / np.sqrt(inputs)
         net[f"{2 * place}.weight"] = chance.uniform(-bound, bound, (outputs, inputs)).astype(
             np.float32

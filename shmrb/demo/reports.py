@@ -1,6 +1,7 @@
 """What a child process of the demo has in common with the others: it reports, and it stops.
 
-Reports are lines of JSON on standard output, which the orchestrator reads. SIGTERM asks for the end.
+Reports are lines of JSON on standard output, which the orchestrator reads. SIGTERM asks for the
+end.
 """
 
 from __future__ import annotations

@@ -110,11 +110,15 @@ class LiveTable:
 
     def show(self, history: History) -> None:
         """The newest point."""
-        shown = cells(history, _TABLE_WINDOW_S)
-        table = Table(expand=False)
-        for heading in shown:
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_row(*shown.values())
+        shown = list(cells(history, _TABLE_WINDOW_S).items())
+        half = (len(shown) + 1) // 2
+        table = Table(show_header=False, expand=False)
+        for _ in range(2):
+            table.add_column(no_wrap=True)
+            table.add_column(no_wrap=True, justify="right", min_width=8)
+        # Side by side, so that it fits a terminal of 80 columns.
+        for left, right in zip(shown[:half], shown[half:], strict=True):
+            table.add_row(*left, *right)
         self._live.update(table, refresh=True)
 
     def say(self, text: str) -> None:

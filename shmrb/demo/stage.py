@@ -1,17 +1,20 @@
-"""The demo's private place and its processes: a root, a socket, children that cannot be left over."""
+"""The demo's private place, a root and a socket, and processes that cannot be left over."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
 
 from shmrb.demo import sweeper
+from shmrb.demo.interrupts import Interrupts
 from shmrb.errors import ShmrbError
 from shmrb.segment import names
 
@@ -21,6 +24,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # Lines of a failed child's log that the demo prints.
 _LOG_LINES = 20
 _SWEEP_S = 30.0
+_LOOK_EVERY_S = 0.02
 
 
 class Broken(ShmrbError):
@@ -41,7 +45,7 @@ class Child:
         self.pid = process.pid
         self._process = process
         self._log = log
-        self._half_line = b""
+        self._unread = b""
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
 
@@ -50,12 +54,16 @@ class Child:
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
-    def reports(self) -> list[dict[str, Any]]:
-        """What it has reported since the last call."""
+    def read(self) -> None:
+        """Take what it has written out of the pipe."""
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self.fileno(), 65_536):
-                self._half_line += part
-        *lines, self._half_line = self._half_line.split(b"\n")
+                self._unread += part
+
+    def reports(self) -> list[dict[str, Any]]:
+        """What it has reported since the last call."""
+        self.read()
+        *lines, self._unread = self._unread.split(b"\n")
         return [json.loads(line) for line in lines if line.startswith(b"{")]
 
     @property
@@ -72,33 +80,28 @@ class Child:
         self._process.kill()
         self._process.wait()
 
-    def wait(self, timeout: float) -> int:
-        """Its exit code.
-
-        Raises:
-            Broken: it still runs after so many seconds.
-        """
-        try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise Broken(f"{self.name} (pid {self.pid}) did not end in {timeout:g} s.") from None
-
     def log(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """The end of what it wrote to its standard error, to be put after a message."""
         with open(self._log, errors="replace") as file:
-            return "".join(file.readlines()[-_LOG_LINES:]).rstrip()
+            return "".join(["\n", *file.readlines()[-_LOG_LINES:]]).rstrip()
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.pid})"
 
 
 class Stage:
-    """A directory on tmpfs with a root of segments and a daemon's socket, and processes that use it.
+    """A directory on tmpfs with a root of segments and a daemon's socket, and its processes.
 
     Used as a context: at its end every child is killed and everything is removed. If this process
     dies before, the kernel kills the children (`leash`) and the sweeper removes the rest.
+
+    Args:
+        interrupts: looked at wherever there is something to wait for.
     """
 
-    def __init__(self) -> None:
-        self.children: list[Child] = []
-        self.base = ""
+    def __init__(self, interrupts: Interrupts) -> None:
+        self.running: list[Child] = []
+        self._interrupts = interrupts
 
     def __enter__(self) -> Stage:
         self.base = tempfile.mkdtemp(prefix="shmrb-demo-", dir=names.SHARED_MEMORY)
@@ -106,7 +109,6 @@ class Stage:
         self.socket = os.path.join(self.base, "daemon.sock")
         self._environment = _environment(self.root, self.socket)
         end, self._alive = os.pipe()
-        os.set_inheritable(self._alive, False)
         self._sweeper = subprocess.Popen(
             [sys.executable, "-m", "shmrb.demo.sweeper", self.base],
             stdin=end,
@@ -119,17 +121,14 @@ class Stage:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Cleaning up takes moments; a second Ctrl-C must not leave it half done.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for child in self.children:
-            if child.exit_code is None:
-                child.kill()
+        self._interrupts.ignore()
+        for child in self.running:
+            child.kill()
         os.close(self._alive)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._sweeper.wait(_SWEEP_S)
         if os.path.exists(self.base):
             sweeper.sweep(self.base)
-        signal.signal(signal.SIGINT, before)
 
     def start(self, name: str, module: str, *arguments: str) -> Child:
         """A child that runs a module, away from the terminal's signals and from any checkout.
@@ -153,8 +152,49 @@ class Stage:
                 start_new_session=True,
             )
         child = Child(name, process, log)
-        self.children.append(child)
+        self.running.append(child)
         return child
+
+    def pause(self, seconds: float) -> None:
+        """Wait so long, or until somebody reports something.
+
+        Raises:
+            Broken: a process has ended by itself.
+            KeyboardInterrupt.
+        """
+        select.select(self.running, [], [], seconds)
+        self._interrupts.check()
+        for child in self.running:
+            if child.exit_code is not None:
+                raise Broken(f"{child} ended by itself, exit code {child.exit_code}.{child.log()}")
+
+    def kill(self, child: Child) -> None:
+        """SIGKILL; its last reports can still be read."""
+        child.kill()
+        self.running.remove(child)
+
+    def finish(self, children: list[Child], timeout: float) -> None:
+        """Ask children to end and wait until all have; their last reports can still be read.
+
+        Raises:
+            Broken: one did not end in so many seconds, or not in order.
+            KeyboardInterrupt.
+        """
+        for child in children:
+            child.ask_to_end()
+        deadline = time.monotonic() + timeout
+        for child in children:
+            while child.exit_code is None:
+                if time.monotonic() > deadline:
+                    raise Broken(f"{child} did not end in {timeout:g} s.{child.log()}")
+                self._interrupts.check()
+                # A full pipe would keep it from ending.
+                child.read()
+                time.sleep(_LOOK_EVERY_S)
+            self.running.remove(child)
+            # Asked before it could say what SIGTERM means to it, it dies of it.
+            if child.exit_code not in (0, -signal.SIGTERM):
+                raise Broken(f"{child} ended with {child.exit_code}, expected 0.{child.log()}")
 
 
 def _environment(root: str, socket: str) -> dict[str, str]:

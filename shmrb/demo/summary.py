@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from itertools import pairwise
 
 from shmrb.demo.history import History, Kill
 from shmrb.demo.ledger import Ledger
@@ -32,6 +33,8 @@ def lines(outcome: Outcome, ledger: Ledger, history: History, target: float | No
     """The summary, one subject a line."""
     found = [_heading(outcome, history, target), _records(outcome, history)]
     found += [_killed(kill) for kill in history.kills]
+    records, batches = history.mean_rates()
+    found.append(f"rates {records:,.0f} records/s, {batches:,.0f} batches/s on average")
     found.append(
         f"torn {outcome.torn}: of {outcome.checked:,} records drawn and {ledger.audited:,} audited "
         "ones, each against its checksum"
@@ -67,7 +70,7 @@ def _heading(outcome: Outcome, history: History, target: float | None) -> str:
 
 def _records(outcome: Outcome, history: History) -> str:
     marks = [0, *(kill.records for kill in history.kills), outcome.records]
-    parts = [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    parts = [after - before for before, after in pairwise(marks)]
     names = _PHASES if len(parts) == 3 else ("before the kill", "after it")
     if len(parts) == 1:
         return f"records {parts[0]:,}, no kill"

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import select
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +57,7 @@ class Trial:
 
     Args:
         options: what was asked for.
-        target: return to reach; None: run until the time is over.
+        target: return to reach; nobody evaluates with --quick, and the run takes all its time.
         schema: of the records.
         stage: where the processes run.
         screen: where progress is shown.
@@ -71,7 +66,7 @@ class Trial:
     def __init__(
         self,
         options: Options,
-        target: float | None,
+        target: float,
         schema: shmrb.Schema,
         stage: Stage,
         screen: Screen,
@@ -84,17 +79,18 @@ class Trial:
         self._stage = stage
         self._screen = screen
         self._started = time.monotonic()
-        self._collectors: dict[int, Child] = {}
-        self._ended: list[Child] = []
+        self._collectors: list[Child] = []
         self._learned: dict[str, int] = {}
         self._returns: deque[float] = deque(maxlen=_EPISODES)
         self._parameters: shmrb.Parameters | None = None
         self._point_at = 0.0
-        self._pending: dict[Child, Callable[[dict[str, Any]], None]] = {}
-        self._killed_daemon: Kill | None = None
-        self._reached = False
-        due = [self._kill_collector] if options.quick else [self._kill_collector, self._kill_daemon]
-        self._due_kills = deque(zip((KILL_COLLECTOR_AT, KILL_DAEMON_AT), due, strict=False))
+        self._successor: Child | None = None
+        self._is_daemon_back = True
+        self._is_over = False
+        kills = (
+            [self._kill_collector] if options.quick else [self._kill_collector, self._kill_daemon]
+        )
+        self._due_kills = deque(zip((KILL_COLLECTOR_AT, KILL_DAEMON_AT), kills, strict=False))
 
     @property
     def _second(self) -> float:
@@ -105,9 +101,10 @@ class Trial:
 
         Raises:
             Broken: a process ended by itself, did not come up, or did not end when asked.
+            KeyboardInterrupt.
         """
         self._begin()
-        while not self._reached and self._second < self._options.seconds:
+        while not self._is_over and self._second < self._options.seconds:
             self._look()
         return self._end()
 
@@ -115,8 +112,10 @@ class Trial:
 
     def _begin(self) -> None:
         self._daemon = self._stage.start("daemon", "shmrbd")
-        self._client = self._connect_first()
-        self._buffer = self._client.create(
+        while (client := self._connect(self._started)) is None:
+            self._stage.pause(_LOOK_EVERY_S)
+        self._client = client
+        self._buffer = client.create(
             recipe.BUFFER,
             storage=shmrb.SharedStorage(recipe.CAPACITY),
             schema=self._schema,
@@ -132,40 +131,37 @@ class Trial:
         self._learner = self._stage.start("learner", "shmrb.demo.learner", env, kind)
         for _ in range(self._options.collectors):
             self._start_collector()
+        self._evaluation: Child | None = None
         if not self._options.quick:
             period = str(EVALUATE_EVERY_S)
-            self._stage.start("evaluation", "shmrb.demo.evaluation", env, period)
+            self._evaluation = self._stage.start("evaluation", "shmrb.demo.evaluation", env, period)
 
-    def _connect_first(self) -> shmrb.Client:
-        deadline = time.monotonic() + _STARTUP_S
-        while True:
-            self._check_alive()
-            try:
-                return shmrb.connect(self._stage.socket)
-            except DaemonError as error:
-                if time.monotonic() >= deadline:
-                    raise Broken(f"the daemon did not come up: {error}") from None
-            time.sleep(_LOOK_EVERY_S)
+    def _connect(self, since: float) -> shmrb.Client | None:
+        """A connection to the daemon, if it is up."""
+        try:
+            return shmrb.connect(self._stage.socket)
+        except DaemonError as error:
+            if time.monotonic() - since < _STARTUP_S:
+                return None
+            raise Broken(f"{self._daemon} did not come up: {error}{self._daemon.log()}") from None
 
     def _start_collector(self) -> Child:
-        number = len(self._collectors)
+        number = str(len(self._collectors))
         child = self._stage.start(
-            f"collector {number}", "shmrb.demo.collector", self._options.env, str(number)
+            f"collector {number}", "shmrb.demo.collector", self._options.env, number
         )
-        self._collectors[number] = child
+        self._collectors.append(child)
         return child
 
     # ---- watching --------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """One round: reports, deaths, kills that are due, accounts, a point now and then."""
-        self._check_alive()
-        alive = [child for child in self._stage.children if child not in self._ended]
-        select.select(alive, [], [], _LOOK_EVERY_S)
-        count = self._buffer.write_count
+        """One round: reports, kills that are due, accounts, a point now and then."""
+        self._stage.pause(_LOOK_EVERY_S)
         self._take_in_reports()
-        if self._killed_daemon is not None:
-            self._look_for_daemon(self._killed_daemon)
+        if not self._is_daemon_back:
+            self._look_for_daemon()
+        count = self._buffer.write_count
         is_half_time = self._options.quick and self._second > self._options.seconds / 2
         if self._due_kills and (count >= self._due_kills[0][0] or is_half_time):
             self._due_kills.popleft()[1](count)
@@ -176,45 +172,26 @@ class Trial:
             self.history.points.append(self._point())
             self._screen.show(self.history)
 
-    def _check_alive(self) -> None:
-        for child in self._stage.children:
-            if child not in self._ended and child.exit_code is not None:
-                raise Broken(
-                    f"{child.name} (pid {child.pid}) ended by itself, exit code "
-                    f"{child.exit_code}.\n{child.log()}"
-                )
-
     def _take_in_reports(self) -> None:
-        for child in self._stage.children:
-            if child not in self._ended:
-                self._take_in(child)
+        for number, collector in enumerate(self._collectors):
+            for report in collector.reports():
+                self.ledger.note(number, report["records"])
+                self._returns.extend(report["returns"])
+                if collector is self._successor:
+                    self._successor = None
+                    self._note_back()
+        for report in self._learner.reports():
+            self._learned = report
+        for report in self._evaluation.reports() if self._evaluation else ():
+            second = report["started"] - self._started
+            self._note(Evaluation(second, report["version"], report["mean"]))
 
-    def _take_in(self, child: Child) -> None:
-        for report in child.reports():
-            kind = report.pop("kind")
-            if kind == "written":
-                self._note_written(child, **report)
-            elif kind == "learned":
-                self._learned = report
-            elif kind == "evaluated":
-                self._note_evaluation(**report)
-
-    def _note_written(self, child: Child, records: int, returns: list[float]) -> None:
-        number = next(n for n, collector in self._collectors.items() if collector is child)
-        self.ledger.note(number, records)
-        self._returns.extend(returns)
-        if child in self._pending:
-            self._pending.pop(child)({})
-
-    def _note_evaluation(self, started: float, version: int, mean: float) -> None:
-        second = started - self._started
-        self.history.evaluations.append(Evaluation(second, version, mean))
-        recovered = all(
-            kill.back_after is not None and second >= kill.second + kill.back_after
-            for kill in self.history.kills
+    def _note(self, evaluation: Evaluation) -> None:
+        self.history.evaluations.append(evaluation)
+        is_after_kills = not self._due_kills and all(
+            kill.is_over_at(evaluation.second) for kill in self.history.kills
         )
-        if not self._due_kills and recovered and self._target is not None:
-            self._reached = mean >= self._target
+        self._is_over = is_after_kills and evaluation.mean >= self._target
 
     def _point(self) -> Point:
         stats = self._buffer.statistics()
@@ -256,79 +233,68 @@ class Trial:
     # ---- killing ---------------------------------------------------------------------------------
 
     def _kill_collector(self, count: int) -> None:
-        number, child = next((n, c) for n, c in self._collectors.items() if c not in self._ended)
-        self._kill(child)
-        kill = Kill(f"collector {number}", self._second, count)
-        self.history.kills.append(kill)
-        successor = self._start_collector()
-        self._screen.say(
-            f"{count:,} records: killed {child.name} (pid {child.pid}), started {successor.name}"
-        )
-        self._pending[successor] = partial(self._note_back, kill)
+        victim = next(child for child in self._collectors if child in self._stage.running)
+        self._kill(victim, count)
+        self._successor = self._start_collector()
 
     def _kill_daemon(self, count: int) -> None:
-        killed = self._daemon
-        self._kill(killed)
-        kill = Kill("daemon", self._second, count)
-        self.history.kills.append(kill)
+        self._kill(self._daemon, count)
         self._daemon = self._stage.start("daemon", "shmrbd")
-        self._killed_daemon = kill
-        self._screen.say(
-            f"{count:,} records: killed the daemon (pid {killed.pid}), started another"
-        )
+        self._is_daemon_back = False
 
-    def _kill(self, child: Child) -> None:
-        child.kill()
-        self._take_in(child)
-        self._ended.append(child)
+    def _kill(self, child: Child, count: int) -> None:
+        self._stage.kill(child)
+        self.history.kills.append(Kill(child.name, self._second, count))
+        self._screen.say(f"{count:,} records: killed {child}, started another")
 
-    def _note_back(self, kill: Kill, _report: dict[str, Any]) -> None:
+    def _note_back(self) -> None:
+        kill = self.history.kills[-1]
         kill.back_after = self._second - kill.second
         kill.meanwhile = self._buffer.write_count - kill.records
 
-    def _look_for_daemon(self, kill: Kill) -> None:
+    def _look_for_daemon(self) -> None:
         """The new daemon is back when it answers and knows what the old one owned."""
-        with contextlib.suppress(DaemonError):
-            client = shmrb.connect(self._stage.socket)
-            info = client.ping()
-            known = {summary.name: summary for summary in client.list()}
-            if info.pid != self._daemon.pid or recipe.BUFFER not in known:
-                raise Broken(
-                    f"expected the new daemon (pid {self._daemon.pid}) to have adopted "
-                    f"{recipe.BUFFER}, pid {info.pid} answered and knows {sorted(known)}."
-                )
-            self._client = client
-            self._killed_daemon = None
-            self._note_back(kill, {})
+        client = self._connect(self._started + self.history.kills[-1].second)
+        if client is None:
             return
-        if self._second - kill.second > kill.second + _STARTUP_S:
-            raise Broken(f"the new daemon did not come up.\n{self._daemon.log()}")
+        pid = client.ping().pid
+        known = [summary.name for summary in client.list()]
+        if pid != self._daemon.pid or recipe.BUFFER not in known:
+            raise Broken(
+                f"expected {self._daemon} to answer and to have adopted {recipe.BUFFER}, pid {pid} "
+                f"answered and knows {', '.join(known) or 'no buffer'}."
+            )
+        self._client = client
+        self._is_daemon_back = True
+        self._note_back()
 
     # ---- the end ---------------------------------------------------------------------------------
 
     def _end(self) -> Outcome:
         """Lets everybody finish, balances the accounts, drops the buffers, ends the daemon."""
         seconds = self._second
+        # What an evaluation that is under way says from now on comes too late.
+        self._evaluation = None
         # Whoever waits for the others, who may be gone before it, gets through.
         self._buffer.limiter.lift()
-        others = [c for c in self._stage.children if c not in self._ended and c is not self._daemon]
-        for child in others:
-            child.ask_to_end()
-        self._wait_for(others)
+        others = [child for child in self._stage.running if child is not self._daemon]
+        self._stage.finish(others, _END_S)
         self._audit()
         count = self._buffer.write_count
-        killed = sum(kill.what.startswith("collector") for kill in self.history.kills)
+        killed = len(self._collectors) - self._options.collectors
         problem = self.ledger.check_count(count, killed)
         self._buffer.close()
         if self._parameters is not None:
             self._parameters.close()
-        for name in (recipe.BUFFER, recipe.POLICY):
-            self._client.drop(name)
+        while not self._is_daemon_back:
+            self._stage.pause(_LOOK_EVERY_S)
+            self._look_for_daemon()
+        for summary in self._client.list():
+            self._client.drop(summary.name)
         self._client.close()
-        self._daemon.ask_to_end()
-        self._wait_for([self._daemon])
+        self._stage.finish([self._daemon], _END_S)
         return Outcome(
-            reached=self._reached,
+            reached=self._is_over,
             seconds=seconds,
             records=count,
             checked=self._learned.get("checked", 0),
@@ -336,20 +302,3 @@ class Trial:
             stale=self._learned.get("stale", 0),
             problem=problem,
         )
-
-    def _wait_for(self, children: list[Child]) -> None:
-        """Waits until they have ended, taking in their reports, which would fill the pipes."""
-        deadline = time.monotonic() + _END_S
-        for child in children:
-            while child.exit_code is None:
-                self._take_in(child)
-                if time.monotonic() > deadline:
-                    raise Broken(f"{child.name} (pid {child.pid}) did not end in {_END_S:g} s.")
-                time.sleep(_LOOK_EVERY_S)
-            self._take_in(child)
-            self._ended.append(child)
-            if child.exit_code != 0:
-                raise Broken(
-                    f"{child.name} (pid {child.pid}) ended with {child.exit_code}, expected 0.\n"
-                    f"{child.log()}"
-                )
