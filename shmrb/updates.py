@@ -204,7 +204,7 @@ def _position(reader: RecordReader, path: Path) -> int:
     except UnknownKeyError as error:
         raise UnknownKeyError(
             f"Key {_shown(path)} does not exist in the storage. Conditional patches can only "
-            f"target existing tensor fields of a tensordict storage: {error}"
+            f"target existing tensor fields of a tensordict storage. Got {error}"
         ) from None
 
 
