@@ -32,14 +32,14 @@ def checked_done_keys(keys: Any, schema: Schema | None) -> tuple[Path, ...]:
     if given:
         for path in given:
             field = schema.fields[schema.find(path)]
-            if not _is_end_flag(field):
+            if not is_end_flag(field):
                 raise SpecError(
                     f"done_keys: expected bool fields of one element, {show_path(path)} is {field}."
                 )
         return given
     candidates = [(*above, key) for above in ((), ("next",)) for key in DONE_KEYS]
     return tuple(
-        field.path for field in schema.fields if field.path in candidates and _is_end_flag(field)
+        field.path for field in schema.fields if field.path in candidates and is_end_flag(field)
     )
 
 
@@ -68,5 +68,6 @@ def checked_traj_key(key: Any, schema: Schema | None) -> Path | None:
     return given
 
 
-def _is_end_flag(field: Field) -> bool:
+def is_end_flag(field: Field) -> bool:
+    """Whether a field can end a trajectory: one bool a record."""
     return field.dtype == "bool" and field.row_bytes == 1

@@ -193,7 +193,11 @@ class PrioritizedSampler(Description):
 
 @dataclass(frozen=True, slots=True)
 class Transition(Description):
-    """The sample unit of one record."""
+    """The sample unit of one record.
+
+    Where records are stored once (`shmrb.steps`), the "next" fields of a batch are read from the
+    record after it, and a record without one is not drawn.
+    """
 
     kind: ClassVar[str] = "Transition"
 
@@ -219,7 +223,8 @@ class Sequence(Description):
         dilation: step between the records of a window, >= 1.
         episode_boundary: at the end of an episode repeat the last record ("pad"), move the window
             back ("stop"), or go on into the next episode ("include_reset").
-        done_key: the field that ends an episode; None takes no end but the lane's own.
+        done_key: the field that ends an episode, one of the buffer's done keys, which all end it.
+            None: go on over every end, up to where a lane was interrupted.
     """
 
     kind: ClassVar[str] = "Sequence"
@@ -243,6 +248,11 @@ class Sequence(Description):
                 f"Unknown episode_boundary {self.episode_boundary}; expected one of "
                 f"{', '.join(EPISODE_BOUNDARIES)}."
             )
+        if self.dilation * self.window > MAX_WINDOW:
+            raise SpecError(
+                f"a window may span {MAX_WINDOW} records, got {self.window} records of dilation "
+                f"{self.dilation}."
+            )
         if self.done_key is not None:
             _set(self, done_key=key_path(self.done_key))
 
@@ -260,6 +270,42 @@ class Sequence(Description):
     def cost(self) -> int:
         """Loss-bearing records an anchor, padding included, which a limiter counts as samples."""
         return self.length
+
+
+@dataclass(frozen=True, slots=True)
+class MultiStep(Description):
+    """The sample unit of one record and what followed it in `n` steps.
+
+    ("next", "reward") is the discounted sum of rewards, the other "next" fields are those of the
+    last of the steps, and "bootstrap_factor" is what to multiply their value with: gamma to the
+    power of the steps, 0 after a terminal. Fewer than `n` steps are taken where the trajectory
+    ended or was cut; an anchor whose future is still to be written is not drawn.
+
+    Args:
+        n: steps, >= 1.
+        gamma: discount of one step, 0 to 1.
+    """
+
+    kind: ClassVar[str] = "MultiStep"
+
+    n: int
+    gamma: float
+
+    def __post_init__(self) -> None:
+        gamma = real("gamma", self.gamma)
+        if not 0 <= gamma <= 1:
+            raise SpecError(f"gamma must be between 0 and 1, got {gamma}.")
+        _set(self, n=whole("n", self.n, least=1, most=MAX_WINDOW - 1), gamma=gamma)
+
+    @property
+    def window(self) -> int:
+        """Records of a batch an anchor."""
+        return 1
+
+    @property
+    def cost(self) -> int:
+        """Loss-bearing records an anchor, which a rate limiter counts as samples."""
+        return 1
 
 
 @dataclass(frozen=True, slots=True)

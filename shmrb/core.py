@@ -155,6 +155,34 @@ class VersionKind(IntEnum):
     BFLOAT = 3
 
 
+class Boundary(IntEnum):
+    """What a window does where a trajectory ends (``native/windows.h``)."""
+
+    PAD = 0
+    STOP = 1
+    INCLUDE_RESET = 2
+    STOP_AT_CUT = 3
+
+
+class Demand(IntEnum):
+    """What must be there for an anchor to be legal (``native/windows.h``)."""
+
+    ANYTHING = 0
+    FULL = 1
+    RETURN = 2
+    FULL_OR_WHOLE = 3
+
+
+class AnchorKind(IntEnum):
+    """Where anchors come from (``native/sequences.h``)."""
+
+    GIVEN = -1
+    UNIFORM = 0
+    BY_MASS = 1
+    BY_TRAJECTORY = 2
+    BY_TRAJECTORY_STRICT = 3
+
+
 class Counter(IntEnum):
     """Per-client counters that Python adds to (``native/abi.h`` lists them all)."""
 

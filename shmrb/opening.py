@@ -20,7 +20,6 @@ from shmrb.spec import (
     MemmapStorage,
     Sampler,
     SampleUnit,
-    Sequence,
     Storage,
 )
 from shmrb.waiting import DEFAULT_TIMEOUT_S
@@ -119,7 +118,6 @@ def refuse_unbuilt(spec: BufferSpec) -> None:
         name
         for name, described in (
             ("MemmapStorage", isinstance(spec.storage, MemmapStorage)),
-            ("Sequence", isinstance(spec.sample_unit, Sequence)),
             ("consume_after_n_samples", spec.consume_after_n_samples is not None),
         )
         if described

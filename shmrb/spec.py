@@ -16,6 +16,7 @@ from shmrb.boundaries import checked_done_keys, checked_traj_key
 from shmrb.components import (
     ImmutableWriter,
     MemmapStorage,
+    MultiStep,
     Priorities,
     PrioritizedSampler,
     RandomSampler,
@@ -36,7 +37,23 @@ from shmrb.limiters import (
     smallest_error_buffer,
     thresholds,
 )
+from shmrb.requirements import (
+    SAMPLE_UNITS,
+    SAMPLERS,
+    Sampler,
+    SampleUnit,
+    check_kind,
+    difference,
+    differences,
+    require,
+    show_paths,
+)
 from shmrb.schema import Schema
+from shmrb.slicing import (
+    PrioritizedSliceSampler,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
 
 __all__ = [
     "BufferSpec",
@@ -44,8 +61,10 @@ __all__ = [
     "Limiter",
     "MemmapStorage",
     "MinSize",
+    "MultiStep",
     "Priorities",
     "PrioritizedSampler",
+    "PrioritizedSliceSampler",
     "Queue",
     "RandomSampler",
     "RateLimiter",
@@ -55,6 +74,8 @@ __all__ = [
     "SamplerWithoutReplacement",
     "Sequence",
     "SharedStorage",
+    "SliceSampler",
+    "SliceSamplerWithoutReplacement",
     "Storage",
     "Transition",
     "Writer",
@@ -66,8 +87,6 @@ __all__ = [
 Storage = SharedStorage | MemmapStorage
 Writer = RoundRobinWriter | ImmutableWriter
 Limiter = RateLimiter | MinSize | Queue
-Sampler = RandomSampler | SamplerWithoutReplacement | PrioritizedSampler
-SampleUnit = Transition | Sequence
 
 # Which descriptions each setting may hold, by the name of the argument.
 KINDS: dict[str, tuple[type[Description], ...]] = {
@@ -76,8 +95,8 @@ KINDS: dict[str, tuple[type[Description], ...]] = {
     "writer": (RoundRobinWriter, ImmutableWriter),
     "priorities": (Priorities,),
     "limiter": (RateLimiter, MinSize, Queue),
-    "sampler": (RandomSampler, SamplerWithoutReplacement, PrioritizedSampler),
-    "sample_unit": (Transition, Sequence),
+    "sampler": SAMPLERS,
+    "sample_unit": SAMPLE_UNITS,
 }
 OPTIONAL = ("schema", "priorities", "limiter")
 
@@ -139,10 +158,13 @@ class BufferSpec(Description):
         if isinstance(self.schema, Mapping):
             self._set(schema=Schema.from_mapping(self.schema))
         for name, kinds in KINDS.items():
-            _check_kind(name, getattr(self, name), kinds)
+            if getattr(self, name) is not None or name not in OPTIONAL:
+                check_kind(name, getattr(self, name), kinds)
         if self.priorities is None and isinstance(self.sampler, PrioritizedSampler):
             self._set(priorities=self.sampler.priorities)
         self._check_numbers()
+        if isinstance(self.sampler, SliceSampler):
+            self._adopt_ends(self.sampler)
         self._set(done_keys=checked_done_keys(self.done_keys, self.schema))
         self._set(traj_key=checked_traj_key(self.traj_key, self.schema))
         if self.schema is not None:
@@ -171,6 +193,15 @@ class BufferSpec(Description):
         if self.lifetime not in LIFETIMES:
             raise SpecError(f"lifetime must be {' or '.join(LIFETIMES)}, got {self.lifetime!r}.")
         self._set(max_clients=whole("max_clients", self.max_clients, least=1, most=MAX_CLIENTS))
+
+    def _adopt_ends(self, sampler: SliceSampler) -> None:
+        """What the first sampler says of trajectories holds where nothing else is said."""
+        if self.traj_key is None and sampler.traj_path is not None:
+            self._set(traj_key=sampler.traj_path)
+        if not self.done_keys and self.schema is not None:
+            found = checked_done_keys((), self.schema)
+            more = [path for path in sampler.end_paths if path in self.schema.paths]
+            self._set(done_keys=tuple(dict.fromkeys((*found, *more))))
 
     @property
     def capacity(self) -> int:
@@ -228,19 +259,21 @@ class BufferSpec(Description):
         """
         found = []
         for name in ("storage", "writer", "priorities", "limiter"):
-            found += _differences(name, getattr(self, name), getattr(other, name))
+            found += differences(name, getattr(self, name), getattr(other, name))
         if self.schema is not None and other.schema is not None:
             found += self.schema.differences(other.schema)
         if self.done_keys and other.done_keys and set(self.done_keys) != set(other.done_keys):
-            found.append(_difference("done_keys", _keys(self.done_keys), _keys(other.done_keys)))
+            found.append(
+                difference("done_keys", show_paths(self.done_keys), show_paths(other.done_keys))
+            )
         if self.traj_key and other.traj_key and self.traj_key != other.traj_key:
             found.append(
-                _difference("traj_key", show_path(self.traj_key), show_path(other.traj_key))
+                difference("traj_key", show_path(self.traj_key), show_path(other.traj_key))
             )
         for name in ("purpose", "consume_after_n_samples", "lifetime", "max_clients"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                found.append(_difference(name, mine, theirs))
+                found.append(difference(name, mine, theirs))
         return found
 
     @classmethod
@@ -250,32 +283,6 @@ class BufferSpec(Description):
             if values.get(name) is not None:
                 values[name] = read_one_of(values[name], name, kinds)
         return values
-
-
-def require(spec: BufferSpec, sampler: Sampler, sample_unit: SampleUnit) -> None:
-    """Check that the buffer keeps what a handle's sampler and sample unit need.
-
-    Raises:
-        SpecError: it does not; the message names the argument that creates such a buffer.
-    """
-    for name, value in (("sampler", sampler), ("sample_unit", sample_unit)):
-        _check_kind(name, value, KINDS[name])
-    if isinstance(sampler, PrioritizedSampler):
-        _require_priorities(spec, sampler)
-    if spec.consume_after_n_samples is not None and not isinstance(sampler, RandomSampler):
-        raise SpecError(
-            f"{type(sampler).__name__} cannot draw from a buffer with consume_after_n_samples="
-            f"{spec.consume_after_n_samples}: expected RandomSampler. Create the buffer without "
-            "consume_after_n_samples, or leave the sampler out."
-        )
-    if isinstance(sample_unit, Sequence) and spec.schema is not None:
-        done = sample_unit.done_path
-        if done is not None and done not in spec.done_keys:
-            raise SpecError(
-                f"Sequence(done_key={show_path(done)}): the buffer ends trajectories at "
-                f"{_keys(spec.done_keys) or 'no key'}. Give one of those, or create the buffer "
-                f"with done_keys=[{show_path(done)}] and a bool field of that name."
-            )
 
 
 def _check_purpose(spec: BufferSpec) -> None:
@@ -295,28 +302,6 @@ def _check_purpose(spec: BufferSpec) -> None:
         )
 
 
-def _require_priorities(spec: BufferSpec, sampler: PrioritizedSampler) -> None:
-    if spec.priorities is None:
-        raise SpecError(
-            "PrioritizedSampler needs priorities, which this buffer does not keep. Create it with "
-            f"sampler=PrioritizedSampler(alpha={sampler.alpha}, beta={sampler.beta})."
-        )
-    found = _differences("PrioritizedSampler", spec.priorities, sampler.priorities)
-    if found:
-        raise SpecError(
-            f"priorities belong to the buffer: {'; '.join(found)}. Attach with its own, or leave "
-            "the sampler out."
-        )
-
-
-def _check_kind(name: str, value: Any, kinds: tuple[type[Description], ...]) -> None:
-    if isinstance(value, kinds) or (value is None and name in OPTIONAL):
-        return
-    names = " or ".join(kind.__name__ for kind in kinds)
-    got = "a callable" if callable(value) else repr(value)
-    raise SpecTypeError(f"{name} must be {names}, got {got}; only descriptions can travel.")
-
-
 def _checked_count(count: Any) -> int:
     if isinstance(count, bool) or not isinstance(count, int):
         raise SpecTypeError("consume_after_n_samples must be a positive integer.")
@@ -332,23 +317,3 @@ def _check_columns(schema: Schema, capacity: int) -> None:
                 f"field {show_path(field.path)}: {capacity} records of {field.row_bytes} bytes are "
                 "more than 64-bit offsets can reach. Take a smaller capacity."
             )
-
-
-def _differences(name: str, mine: Description | None, theirs: Description | None) -> list[str]:
-    if mine is None or theirs is None or type(mine) is not type(theirs):
-        return [] if mine == theirs else [_difference(name, mine, theirs)]
-    found = []
-    for field in dataclasses.fields(mine):  # type: ignore[arg-type]
-        one, other = getattr(mine, field.name), getattr(theirs, field.name)
-        is_open = field.name == "error_buffer" and (one is None or other is None)
-        if one != other and not is_open:
-            found.append(_difference(f"{name} {field.name}", one, other))
-    return found
-
-
-def _difference(name: str, mine: object, theirs: object) -> str:
-    return f"{name}: existing {mine}, asked for {theirs}"
-
-
-def _keys(paths: tuple[Path, ...]) -> str:
-    return ", ".join(map(show_path, paths))

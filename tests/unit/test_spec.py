@@ -372,8 +372,12 @@ class TestRequire:
         require(spec(), RandomSampler(), Sequence(length=3, done_key="done"))
         require(spec(schema={"a": "bool"}), RandomSampler(), Sequence(length=3, done_key=None))
         require(spec(schema=None), RandomSampler(), Sequence(length=3))
-        with pytest.raises(SpecError, match=r"at no key.*done_keys=\[\('next', 'done"):
-            spec(schema={"a": "bool"}).for_handle(sample_unit=Sequence(length=3))
+        with pytest.raises(SpecError, match=r"at no key.*done_keys=\[\('next', 'done2"):
+            spec(schema={"a": "bool"}).for_handle(
+                sample_unit=Sequence(length=3, done_key=("next", "done2"))
+            )
+        # Its trajectories end by their id, or when told.
+        require(spec(schema={"a": "int64"}), RandomSampler(), Sequence(length=3))
 
     def test_handles_too_take_descriptions_only(self) -> None:
         with pytest.raises(TypeError, match="sampler must be"):
