@@ -176,7 +176,7 @@ struct ClientBlock {
   int64_t waiting_since_ns;  // monotonic
   int64_t in_flight;     // rows reserved by this client and not yet published
   uint32_t duties;       // 1 has written, 2 has sampled
-  uint32_t changing;     // calls under way that change slots without a ticket
+  uint32_t changing;     // calls under way that have slots in hand which `in_flight` does not count
   char name[64];
   uint8_t reserved1[16];
   uint64_t counters[kCounters];  // 128

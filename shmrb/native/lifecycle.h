@@ -257,7 +257,8 @@ inline Outcome size(const View& view, const char* live_lock) {
     wake = ring_records(view) | ring_room(view);
   settle_holes(view, false);
   Flight flight(view);
-  int64_t records = flight.dead_on_board ? count_whole(view) : live_records(view) - flight.rows;
+  int64_t records = flight.dead_on_board ? count_whole(view)
+                                         : live_records(view) - flight.rows - overwritten_slots(view);
   return {kOk, records > 0 ? records : 0, kNothing, 0, wake};
 }
 

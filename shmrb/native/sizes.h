@@ -1,6 +1,7 @@
 // How many records there are. Words are the truth; what stands in counters is a hint that is counted anew after a death.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "slots.h"
@@ -88,6 +89,20 @@ inline int64_t live_records(const View& view) {
     records += tickets > holes ? tickets - holes : 0;
   }
   return records;
+}
+
+// Live slots that a reservation under way has marked: their records are gone, and no ticket replaces them yet.
+inline int64_t overwritten_slots(const View& view) {
+  int64_t slots = 0;
+  for (uint32_t i = 0; i < view.lane_count; ++i) {
+    const LaneBlock& lane = view.lanes[i];
+    int64_t marked = order::observe(&lane.marked);
+    Window window = Window::of(lane);
+    if (!is_ticket(window.head) || marked <= window.head || order::peek(&view.lock_of(i).word) == 0) continue;
+    int64_t count = std::min(marked - window.head, view.lane_capacity);
+    slots += std::max<int64_t>(0, window.tickets(view.lane_capacity) + count - view.lane_capacity);
+  }
+  return slots;
 }
 
 // Records that are live and whole, by looking at every word.

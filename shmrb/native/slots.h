@@ -63,7 +63,8 @@ inline uint32_t claim_slot(const View& view, int64_t slot) {
 
 inline void free_slot(const View& view, int64_t slot) { order::publish(&view.owners[slot], 0u); }
 
-// Says that a client changes slots without a ticket: if it dies over it, the sizes must be counted by the words.
+// Says that a client has slots in hand which its `in_flight` does not count: in place, refilled, or being reserved. If it
+// dies over them, the sizes must be counted by the words.
 class Changing {
  public:
   explicit Changing(const View& view) : count_(&view.me()->changing) { order::bump(count_, 1u); }

@@ -125,8 +125,8 @@ inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, int64
   int64_t floor = order::peek(&lane.floor);
   int64_t position = head % view.lane_capacity;
   Disagreeing disagreeing(view);
+  Changing changing(view);
   order::put(&lane.marked, head + rows.count);
-  order::bump(&view.me()->in_flight, rows.count);
   int64_t filled_holes = 0;
   for (int64_t i = 0; i < rows.count; ++i) {
     int64_t slot = first_slot + (position + i) % view.lane_capacity;
@@ -142,6 +142,7 @@ inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, int64
   stopping::at(stopping::kReserved);
   if (filled_holes) order::put(&lane.holes, lane.holes > filled_holes ? lane.holes - filled_holes : 0);
   order::put(&lane.written_ns, coarse_ns(CLOCK_REALTIME_COARSE));
+  order::bump(&view.me()->in_flight, rows.count);  // before the head: who looks in between sees less, never more
   order::publish(&lane.head, head + rows.count);
   stopping::at(stopping::kHeadMoved);
 }
