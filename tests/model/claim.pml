@@ -1,12 +1,13 @@
-/* claim.pml: one slot and everybody who may touch it (segments.md 3).
+/* claim.pml: one slot and everybody who may touch it (segments.md 3, FORMAT.md 4).
  *
  * Two writers claim, mark, copy, publish; an updater changes the record in place; a reaper takes from the dead; a reader
  * looks, copies, looks again. Any of the first four may be killed between any two steps.
- * A word is generation:4 | revision:2 | void:1 | busy:1. A record's content is the generation and revision of its word,
- * twice, so a reader knows what it must find.
+ * A word is generation:4 | revision:2 | void:1 | busy:1; revision 0 is kept for first writes. A record's content is the
+ * generation and revision of its word, twice, so a reader knows what it must find.
  *
  * Checked: what a reader accepts is the record that its word names; nobody works on a slot beside a living owner;
- * generations only rise; a take-over voids only what the dead had marked; nobody hangs; the slot is usable afterwards.
+ * generations only rise; a take-over voids only what the dead had marked, and knows whether that was a first write; nobody
+ * hangs; the slot is usable afterwards.
  *
  * Mutants, each must fail:
  *   NO_PROOF       take over from an owner that may be alive     two at work in one slot
@@ -16,6 +17,7 @@
  *   NO_VOID        a take-over leaves the busy word as it is     two at work in one slot
  *   UNVOID         a take-over publishes what it found           torn read
  *   NO_REVISION    in place without a new revision               torn read
+ *   REVISION_LATE  the new revision comes with the publication   an update taken for a first write
  *   WORD_FIRST     take-over judges the word before it owns it   a living writer's record is voided
  */
 #define CLIENTS 4
@@ -32,11 +34,13 @@
 #define GENERATION(w) ((w) >> 4)
 #define CONTENT(w) ((w) >> 2)
 #define NEXT_GENERATION(w) (((w) & 240) + 16)
-#define NEXT_REVISION(w) (((w) & 240) | (((w) + 4) & 12))
+#define REVISION(w) (((w) >> 2) & 3)
+#define NEXT_REVISION(w) (((w) & 240) | (REVISION(w) == 3 -> 4 : ((w) & 12) + 4))
 
 byte word = 16, owner, d0 = 4, d1 = 4;
 byte at_work;         /* ghost: who stands between mark and publish */
 byte highest = 1;     /* ghost: highest generation ever stored */
+bool first_write;     /* ghost: what the one at work is doing */
 
 inline mark(w) {
 	assert(at_work == 0);
@@ -56,7 +60,7 @@ inline reclaim() {
 #ifndef NO_VOID
 	:: atomic {
 		BUSY(word) ->
-		assert(dead[at_work]);
+		assert(dead[at_work] && (REVISION(word) == 0) == first_write);
 		at_work = 0;
 #ifdef UNVOID
 		word = word & 252
@@ -110,7 +114,8 @@ proctype Writer(byte id, writes) {
 			atomic {
 				assert(GENERATION(NEXT_GENERATION(word)) > highest);
 				highest = GENERATION(NEXT_GENERATION(word));
-				mark(NEXT_GENERATION(word))
+				mark(NEXT_GENERATION(word));
+				first_write = true
 			};
 #ifndef MARK_LATE
 			d0 = CONTENT(word);
@@ -135,13 +140,22 @@ proctype Updater(byte id) {
 		handle = word;
 		claim();
 		if
-		:: atomic { PLAIN(handle) && PLAIN(word) && GENERATION(word) == GENERATION(handle) -> mark(word) };
-			d0 = CONTENT(NEXT_REVISION(word));
-			d1 = CONTENT(NEXT_REVISION(word));
+		:: atomic {
+			PLAIN(handle) && PLAIN(word) && GENERATION(word) == GENERATION(handle) ->
+			handle = NEXT_REVISION(word);  /* from here on: what the word will be */
+#if defined(NO_REVISION) || defined(REVISION_LATE)
+			mark(word);
+#else
+			mark(handle);
+#endif
+			first_write = false
+			};
+			d0 = CONTENT(handle);
+			d1 = CONTENT(handle);
 #ifdef NO_REVISION
 			atomic { publish(word & 252) }
 #else
-			atomic { publish(NEXT_REVISION(word)) }
+			atomic { publish(handle) }
 #endif
 		:: else
 		fi;

@@ -1,37 +1,39 @@
-/* lane.pml: one lane, its lock, its tickets and `empty` (segments.md 2 to 4).
+/* lane.pml: one lane, its lock, its tickets and `empty` (segments.md 2 to 4, FORMAT.md 3 to 5).
  *
  * The lane lock holds its owner's token and is taken over after a death. A writer reserves one row under it: claim the
- * slot of ticket `head`, mark it, move head and `written`; then it copies and publishes without the lock. `empty` moves
- * floor to the next multiple of the lane's capacity C, head to floor, and zeroes `written`. What must change together goes
- * through a redo journal {count, entries}: the entries, then count, then the fields, then count = 0. Who takes the lock
- * over replays it.
+ * slot of ticket `head`, mark it, move head; then it copies and publishes without the lock. `empty` moves floor to the next
+ * multiple of the lane's capacity C, rows ever reserved (head + offset) to 0 or not, and head to floor, through a redo
+ * journal {count, entries}: the entries, then count, then the stores in order, then count = 0. Who takes the lock over
+ * makes the stores again.
  *
  * As floor is a multiple of C, position p is live exactly when head > floor + p: nothing to subtract, nothing to wrap.
- * Public stamp + 1 = generation, and one more if the slot is emptied, was ever written, and is not busy; the next write of
- * an emptied slot adds two. (Internal generation 0 = never written.) `empty` stores floor before head, so readers load
- * head before floor.
+ * `empty` stores floor before head, so readers load head before floor. Public stamp + 1 = generation, one more where the
+ * slot is not live, and before what it will be while a first write (busy, revision 0) is in flight; the next write of an
+ * emptied slot adds two. (Internal generation 0 = never written.)
  *
  * The lane starts full, with -DFRESH empty. Actors by flag: WRITERS (1 or 2, WRITES rows each), EMPTIES (calls of one
- * client), READER, UPDATER, OBSERVER (of public stamps). Writers, the emptier and the updater may be killed between any
- * two steps.
+ * client), READER, UPDATER, OBSERVER (of public stamps and rows). Writers, the emptier and the updater may be killed between
+ * any two steps.
  *
- * Checked: a read is whole and of no record that was emptied before it began; nothing emptied is updated; a new record's
- * stamp is higher than every stamp of its slot that anybody was ever shown; at every entry into the lock and at the end
- * head, floor and written are what was reserved and emptied; nobody hangs; every slot can be claimed afterwards.
+ * Checked: a read is whole and of no record that was emptied before it began; nothing emptied is updated; stamps that are
+ * shown never fall, and a new record's stamp is higher than every one that its slot ever showed; shown rows once were true;
+ * at every entry into the lock and at the end head, floor and rows are what was reserved and emptied; nobody hangs; every
+ * slot can be claimed afterwards.
  *
  * Mutants, each must fail, with the actors given:
  *   NO_PROOF             all       take over a lock that a slow client holds         fields disagree
  *   NO_REPLAY            all       the taker of the lock does not replay             fields disagree
- *   NO_JOURNAL           all       fields are stored one after the other             fields disagree
+ *   NO_JOURNAL           all       `empty` stores one field after the other          fields disagree
  *   COUNT_FIRST          all       count before the entries                          fields disagree
+ *   UNLOCK_FIRST         all       the lock is let go before head moves              one ticket for two rows
  *   HEAD_FIRST           READER    head moves before the slot is marked              an emptied record is read
- *   UNLOCK_FIRST         all       the lock is let go before head moves              one ticket twice
  *   RAISE_HEAD_FIRST     READER    `empty` stores head before floor                  an emptied record is read
  *   LOAD_FLOOR_FIRST     READER    floor is loaded before head                       an emptied record is read
  *   NO_LIVENESS          UPDATER   an update does not look at head and floor         an emptied record is changed
  *   ADD_ONE              OBSERVER  the first write after `empty` adds one            a stamp for two records
- *   STAMP_BUSY           OBSERVER  a busy slot that is emptied reads one higher too  a stamp for two records
+ *   STAMP_BUSY           OBSERVER  a first write in flight is shown like any other   a stamp for two records
  *   STAMP_RANGE_FIRST    OBSERVER  head and floor are loaded before the first look   a stamp for two records
+ *   ROWS_ONCE            OBSERVER  rows are read without comparing floor and head    rows that never were
  */
 #define CLIENTS 4
 #include "death.pml"
@@ -52,29 +54,33 @@
 #define BUSY(w) ((w) & 1)
 #define GENERATION(w) ((w) >> 4)
 #define CONTENT(w) ((w) >> 2)
-#define NEXT_REVISION(w) (((w) & 240) | (((w) + 4) & 12))
+#define REVISION(w) (((w) >> 2) & 3)
+#define NEXT_REVISION(w) (((w) & 240) | (REVISION(w) == 3 -> 4 : ((w) & 12) + 4))  /* never 0: that is a first write */
 #define LIVE(h, f, p) ((h) > (f) + (p))
 
 #define HEAD 0
 #define FLOOR 1
-#define WRITTEN 2
+#define OFFSET 2
+#define ROWS(h, o) (((h) + (o)) & 255)
 
 byte word[C], owner[C], d0[C], d1[C];
-byte lock, head, floor, written;
+byte lock, head, floor, offset;
 byte count, entry[3], value[3];
 
 byte at_work[C];   /* ghost: who stands between mark and publish */
 byte shown[C];     /* ghost: highest public stamp + 1 that anybody was shown */
 byte emptied[C];   /* ghost: highest generation that an `empty` took */
-byte true_head, true_floor, true_written;
+byte true_head, true_floor, true_rows;
+bool once[16];     /* ghost: rows that ever were true */
 
-#define FIELDS_AGREE (head == true_head && floor == true_floor && written == true_written)
+#define ONCE(rows) (rows < 16 && once[rows & 15])
+#define FIELDS_AGREE (head == true_head && floor == true_floor && ROWS(head, offset) == true_rows)
 
 inline store(f, v) {
 	d_step {
 		if
 		:: (f) == HEAD -> head = v
-		:: (f) == WRITTEN -> written = v
+		:: (f) == OFFSET -> offset = v
 		:: (f) == FLOOR ->
 			if
 			:: floor != v ->
@@ -167,21 +173,8 @@ inline mark_new() {
 	}
 }
 
-inline journal_reserve() {
-#ifdef NO_JOURNAL
-	atomic { true_head++; true_written++; store(HEAD, head + 1) };
-	store(WRITTEN, written + 1)
-#else
-#ifdef COUNT_FIRST
-	atomic { true_head++; true_written++; count = 2 };
-#endif
-	atomic { entry[0] = HEAD; value[0] = head + 1 };
-	atomic { entry[1] = WRITTEN; value[1] = written + 1 };
-#ifndef COUNT_FIRST
-	atomic { true_head++; true_written++; count = 2 };
-#endif
-	apply_journal()
-#endif
+inline move_head() {
+	atomic { true_head++; true_rows++; once[true_rows] = true; head = head + 1 }
 }
 
 proctype Writer(byte id) {
@@ -200,7 +193,7 @@ proctype Writer(byte id) {
 				o = 0
 			:: else ->
 #ifdef HEAD_FIRST
-				journal_reserve();
+				move_head();
 				mark_new();
 				lock = 0;
 #else
@@ -208,7 +201,7 @@ proctype Writer(byte id) {
 #ifdef UNLOCK_FIRST
 				lock = 0;
 #endif
-				journal_reserve();
+				move_head();
 #ifndef UNLOCK_FIRST
 				lock = 0;
 #endif
@@ -224,35 +217,44 @@ proctype Writer(byte id) {
 	atomic { o = 0; p = 0; k = 0; i = 0; w = 0; times = 0; got = false; gone[id] = true }
 }
 
-#define ROUNDED(t) ((((t) + C - 1) / C) * C)
+#define AHEAD (((head + C - 1) / C) * C)
 
 proctype Emptier(byte id) {
-	byte o, k, i, times;
+	byte o, k, i, rows, times;
 	{
 		do
 		:: times < EMPTIES ->
 			lock_lane();
+			if
+			:: rows = 0
+			:: rows = ROWS(head, offset)
+			fi;
 #ifdef NO_JOURNAL
-			atomic { true_head = ROUNDED(true_head); true_floor = true_head; true_written = 0; store(FLOOR, ROUNDED(head)) };
+			atomic { true_head = AHEAD; true_floor = AHEAD; true_rows = rows; once[rows] = true; store(FLOOR, AHEAD) };
+			store(OFFSET, (rows + 256 - floor) & 255);
 			store(HEAD, floor);
-			store(WRITTEN, 0);
 #else
-#ifdef RAISE_HEAD_FIRST
-			atomic { entry[0] = HEAD; value[0] = ROUNDED(head) };
-			atomic { entry[1] = FLOOR; value[1] = ROUNDED(head) };
-#else
-			atomic { entry[0] = FLOOR; value[0] = ROUNDED(head) };
-			atomic { entry[1] = HEAD; value[1] = ROUNDED(head) };
+#ifdef COUNT_FIRST
+			atomic { true_head = AHEAD; true_floor = AHEAD; true_rows = rows; once[rows] = true; count = 3 };
 #endif
-			atomic { entry[2] = WRITTEN; value[2] = 0 };
-			atomic { true_head = ROUNDED(true_head); true_floor = true_head; true_written = 0; count = 3 };
+#ifdef RAISE_HEAD_FIRST
+			atomic { entry[0] = HEAD; value[0] = AHEAD };
+			atomic { entry[1] = FLOOR; value[1] = AHEAD };
+#else
+			atomic { entry[0] = FLOOR; value[0] = AHEAD };
+			atomic { entry[1] = HEAD; value[1] = AHEAD };
+#endif
+			atomic { entry[2] = entry[1]; value[2] = value[1]; entry[1] = OFFSET; value[1] = (rows + 256 - AHEAD) & 255 };
+#ifndef COUNT_FIRST
+			atomic { true_head = AHEAD; true_floor = AHEAD; true_rows = rows; once[rows] = true; count = 3 };
+#endif
 			apply_journal();
 #endif
-			atomic { lock = 0; times++ }
+			atomic { lock = 0; rows = 0; times++ }
 		:: else -> break
 		od
 	} unless { dead[id] };
-	atomic { o = 0; k = 0; i = 0; times = 0; gone[id] = true }
+	atomic { o = 0; k = 0; i = 0; rows = 0; times = 0; gone[id] = true }
 }
 
 /* Load what says whether position p is live. */
@@ -270,17 +272,15 @@ proctype Reader() {
 	byte p, h, f, w, a, b, before;
 	select(p : 0 .. C - 1);
 	before = emptied[p];
-	load_range();
 	if
-	:: LIVE(h, f, p) ->
-		w = word[p];
-		if
-		:: PLAIN(w) && GENERATION(w) > 0 ->
-			a = d0[p];
-			b = d1[p];
-			assert(word[p] != w || (a == CONTENT(w) && b == CONTENT(w) && GENERATION(w) > before))
-		:: else
-		fi
+	:: load_range(); w = word[p]  /* a draw */
+	:: w = word[p]; load_range()  /* by index */
+	fi;
+	if
+	:: LIVE(h, f, p) && PLAIN(w) && GENERATION(w) > 0 ->
+		a = d0[p];
+		b = d1[p];
+		assert(word[p] != w || (a == CONTENT(w) && b == CONTENT(w) && GENERATION(w) > before))
 	:: else
 	fi;
 	atomic { p = 0; h = 0; f = 0; w = 0; a = 0; b = 0; before = 0 }
@@ -311,11 +311,11 @@ proctype Updater(byte id) {
 				atomic {
 					assert(at_work[p] == 0 && owner[p] == id && GENERATION(handle) > before);
 					at_work[p] = id;
-					word[p] = word[p] | 1
+					word[p] = NEXT_REVISION(word[p]) | 1
 				};
-				d0[p] = CONTENT(NEXT_REVISION(word[p]));
-				d1[p] = CONTENT(NEXT_REVISION(word[p]));
-				atomic { at_work[p] = 0; word[p] = NEXT_REVISION(word[p]) }
+				d0[p] = CONTENT(word[p]);
+				d1[p] = CONTENT(word[p]);
+				atomic { at_work[p] = 0; word[p] = word[p] & 252 }
 			:: else
 			fi
 		:: else
@@ -325,10 +325,11 @@ proctype Updater(byte id) {
 	atomic { p = 0; o = 0; h = 0; f = 0; handle = 0; before = 0; got = false; gone[id] = true }
 }
 
-/* generations_of: head and floor are loaded between two equal looks at the word. */
+/* The stamp of one slot: head and floor are loaded between two equal looks at its word. And the lane's rows. */
 proctype Observer() {
-	byte p, h, f, w, stamp;
+	byte p, h, f, w, stamp, before;
 	select(p : 0 .. C - 1);
+	before = shown[p];
 #ifdef STAMP_RANGE_FIRST
 	load_range();
 	w = word[p];
@@ -336,32 +337,48 @@ proctype Observer() {
 	w = word[p];
 	load_range();
 #endif
-	d_step {
-		stamp = GENERATION(w);
-		if
-#ifdef STAMP_BUSY
-		:: GENERATION(w) > 0 && !LIVE(h, f, p) -> stamp++
-#else
-		:: GENERATION(w) > 0 && !LIVE(h, f, p) && !BUSY(w) -> stamp++
-#endif
-		:: else
-		fi
-	};
 	atomic {
 		if
-		:: stamp > shown[p] && word[p] == w -> shown[p] = stamp
+		:: word[p] == w ->
+			stamp = GENERATION(w);
+			if
+			:: stamp == 0
+#ifdef STAMP_BUSY
+			:: stamp > 0 && !LIVE(h, f, p) -> stamp++
+#else
+			:: stamp > 0 && BUSY(w) && REVISION(w) == 0 -> stamp--
+			:: stamp > 0 && !(BUSY(w) && REVISION(w) == 0) && !LIVE(h, f, p) -> stamp++
+#endif
+			:: else
+			fi;
+			assert(stamp >= before);
+			if
+			:: stamp > shown[p] -> shown[p] = stamp
+			:: else
+			fi
 		:: else
 		fi;
-		p = 0; h = 0; f = 0; w = 0; stamp = 0
-	}
+		stamp = 0; before = 0; p = 0; w = 0
+	};
+	h = head;
+	w = offset;
+	f = floor;
+#ifdef ROWS_ONCE
+	assert(ONCE(ROWS(h, w)));
+#else
+	assert(f > h || ONCE(ROWS(h, w)));
+#endif
+	atomic { h = 0; f = 0; w = 0 }
 }
 
 init {
 	byte id, o, k, i, p;
 	bool got;
 	atomic {
-#ifndef FRESH
-		head = C; true_head = C; written = C; true_written = C;
+#ifdef FRESH
+		once[0] = true;
+#else
+		head = C; true_head = C; true_rows = C; once[C] = true;
 		do
 		:: p < C -> word[p] = 16; d0[p] = 4; d1[p] = 4; p++
 		:: else -> p = 0; break

@@ -3,7 +3,8 @@
  * One word: the owner's token and a waiters bit. Lock: CAS 0 -> token; else set the bit and sleep while the word is
  * unchanged; after a time-out, if the owner is provably dead, CAS its word -> mine and repair. Unlock: exchange 0, wake one
  * if the bit was set. Whoever has slept takes the lock with the bit set, because others may still sleep; so does whoever
- * takes it over. (Sister threads of one token behave like any two clients, except that they die together: two kills.)
+ * takes it over. With -DDEADLINE client 3 may give up when its sleep ends by time; who was woken looks at the word again first.
+ * (Sister threads of one token are like any two clients that die together: two kills.)
  *
  * A time-out without a dead owner is a step that is taken only when nothing else in the system can move. It must then be
  * excused, by the death of somebody who owed a wake-up: between exchange and wake, or woken and not yet owner.
@@ -19,6 +20,7 @@
  *   NO_COMPARE  sleep without comparing the word             a sleeper without excuse
  *   NO_WAKE     unlock does not look at the bit              a sleeper without excuse
  *   NO_TIMEOUT  sleep until woken                            a sleeper for ever
+ *   GIVE_UP     who was woken gives up without a look        a sleeper without excuse
  */
 #define CLIENTS 3
 #define TIME_OUTS
@@ -49,6 +51,12 @@ inline enter() {
 inline sleep_and_look() {
 	if
 	:: atomic { !asleep[id] -> o = 0 }
+#ifdef GIVE_UP
+	:: atomic { !asleep[id] && id == 3 -> o = 0; give_up = true; owes[id] = false }
+#endif
+#ifdef DEADLINE
+	:: atomic { asleep[id] && id == 3 -> asleep[id] = false; o = 0; give_up = true }
+#endif
 #ifdef NO_PROOF
 	:: atomic { asleep[id] = false };
 #endif
@@ -97,6 +105,10 @@ inline lock() {
 		:: else
 		fi;
 		if
+		:: give_up -> break
+		:: else
+		fi;
+		if
 		:: atomic {
 			o != 0 && word == o ->
 #ifdef TAKE_BARE
@@ -142,19 +154,23 @@ inline unlock() {
 
 proctype Client(byte id) {
 	byte o, rounds;
-	bool slept;
+	bool slept, give_up;
 	{
 		do
 		:: rounds < ROUNDS ->
 			lock();
-			left++;
-			right++;
-			unlock();
-			rounds++
+			if
+			:: !give_up ->
+				left++;
+				right++;
+				unlock()
+			:: else
+			fi;
+			atomic { give_up = false; rounds++ }
 		:: else -> break
 		od
 	} unless { dead[id] };
-	atomic { o = 0; rounds = 0; slept = false; asleep[id] = false; owes[id] = false; gone[id] = true }
+	atomic { o = 0; rounds = 0; slept = false; give_up = false; asleep[id] = false; owes[id] = false; gone[id] = true }
 }
 
 init {

@@ -10,12 +10,15 @@
  * alternates between two slots lets a scan meet both of them busy and return the third, older than what was whole before
  * the reader began.
  *
+ * Actors by flag: PUBLISHERS (1 to 3, PUBLISHES versions each; with -DIN_TURN each waits for the one before it to end), READER.
+ * With -DFRESH no version is there at first.
+ *
  * Checked: what a reader returns is whole, and no older than the newest version that was whole when it began; a version
  * names one tree; while a slot is written, the newest whole version stands in another; a dead publisher's place is free.
  *
  * Mutants, each must fail:
  *   NO_LOOK     no second look at the word                             torn read
- *   ANY         write any slot but the newest                          a reader returns what was old before it began
+ *   ANY         write any slot but the newest                          a reader returns what was old when it began
  *   RING        write the slots in turn, whole or not                  the newest whole version is overwritten
  *   COUNT_BUSY  a version under a busy or void word counts as whole    the newest whole version is overwritten
  *   NO_PROOF    the lease of a slow publisher is taken                 a version for two trees
@@ -195,7 +198,9 @@ init {
 		word[0] = 4; version[0] = 1; d0[0] = 1; d1[0] = 1;
 		newest = 1; published[1] = true; turn = 1;
 #endif
+#ifdef READER
 		run Reader();
+#endif
 		run Publisher(1);
 #if PUBLISHERS > 1
 		run Publisher(2);
