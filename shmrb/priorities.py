@@ -144,9 +144,9 @@ class PriorityDesk:
     def impossible(self, raw: Floats, row: int, name: str) -> RecordError:
         """What is wrong with a row that was refused."""
         return RecordError(
-            f"{name}: row {row} has priority {raw[row]}: expected a finite number >= 0 whose mass "
-            "(priority + eps) ** alpha is a finite float32. Nothing was changed. Of a TD error "
-            "give the absolute value."
+            f"{name}: row {row} has priority {raw[row]:g}: expected a finite number >= 0 whose "
+            "mass (priority + eps) ** alpha is a finite float32. Nothing was changed. Of a TD "
+            "error give the absolute value."
         )
 
     # ---- later -----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import Any
 os.environ["RL_LOGGING_LEVEL"] = "ERROR"  # read when torchrl is imported
 
 import numpy as np
+import schedules
 import scripts
 import torch
 import trajectories
@@ -319,6 +320,7 @@ TOPICS = (
     updates,
     priorities,
     consumption,
+    schedules.schedules,
     trajectories.sequences,
     trajectories.boundaries,
     trajectories.slices,
