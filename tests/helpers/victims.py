@@ -132,11 +132,21 @@ def victim(
 
 # Rounds without end, for kills at random moments: `progress` counts the calls that returned.
 
+# Makes a copy last, so that a random moment often falls into one.
+BULK = ("bulk", "|u1", (1 << 18,))
+
+
+def bulky(uids: np.ndarray) -> dict[str, np.ndarray]:
+    """Stamped records with a long field, whose bytes all follow from the uid."""
+    bulk = np.empty((len(uids), *BULK[2]), np.uint8)
+    bulk[:] = (uids % 251).astype(np.uint8)[:, None]
+    return {**stamped(uids), "bulk": bulk}
+
 
 def write_on(member: RawSegment, progress: np.ndarray) -> None:
     uid = int(progress[1])
     while True:
-        records = stamped(np.arange(uid, uid + 3))
+        records = bulky(np.arange(uid, uid + 3))
         ok(finish(partial(member.extend, records)))
         uid += 3
         progress[1] = uid
@@ -147,7 +157,7 @@ def update_on(member: RawSegment, progress: np.ndarray) -> None:
     while True:
         outcome, batch = member.sample(4)
         if outcome[0] == core.Status.OK:
-            patch = changed(batch["uid"], [int(progress[0])] * 4)
+            patch = changed(batch["uid"], [int(progress[0])] * 4) | {"bulk": batch["bulk"]}
             while (call := member.update(batch.index, batch.generation, patch)[0])[0]:
                 assert call[0] == core.Status.AGAIN
         progress[0] += 1
@@ -155,7 +165,7 @@ def update_on(member: RawSegment, progress: np.ndarray) -> None:
 
 def empty_on(member: RawSegment, progress: np.ndarray) -> None:
     while True:
-        ok(finish(lambda: member.extend(stamped([1, 2]))))
+        ok(finish(lambda: member.extend(bulky(np.arange(1, 3)))))
         ok(finish(lambda: member.empty(reset=bool(progress[0] % 2))))
         progress[0] += 1
 
