@@ -142,16 +142,16 @@ class Consumer:
         if timeout is not None:
             check_timeout(timeout)
         waits = timeout is not None and timeout > 0
-        call = Call("sample", count, Bell.RECORDS, waits)
         limited = attachment.spec.limiter is not None
+        cost = count * self.sample_unit.cost if limited else 0
+        call = Call("sample", cost, Bell.RECORDS, waits)
         if attachment.segment is None and (waits or limited):
             attachment.await_join(call, timeout)
         form = self._form or self.form
         memory = None if out is None else form.reuse(out, count)
         if self._pass is not None:
-            return self._draw_from_pass(self._pass, form, call, timeout, memory)
+            return self._draw_from_pass(self._pass, form, count, call, timeout, memory)
         batch = memory or form.allocate(count)
-        cost = count * self.sample_unit.cost if limited else 0
         rng = attachment.rng
         if self._by_mass:
             weights, weights_address = form.beside(WEIGHT, "float32", count, out)
@@ -191,6 +191,7 @@ class Consumer:
         self,
         order: Pass,
         form: BatchFormat,
+        count: int,
         call: Call,
         timeout: float | None,
         memory: Batch | None,
@@ -198,7 +199,7 @@ class Consumer:
         """The next records of the pass; slots whose record died are passed over."""
         found: list[Drawn] = []
         given = memory
-        missing = call.records
+        missing = count
         while missing > 0:
             take = _Take(self, order, form, missing, memory)
             self.attachment.run(take, call, timeout)

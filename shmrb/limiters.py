@@ -31,6 +31,10 @@ DEFAULT_INSERT_COST = 64
 # Keeps every threshold finite; no learner draws a record so often.
 MAX_RATIO = 1e9
 
+# Multiples of 1 / 1024 are exact in every count; a part in 1024 is more than counts of up to 2^40
+# are rounded by.
+_EXACT = 1024
+
 ErrorBuffer = float | tuple[float, float]
 
 
@@ -46,7 +50,11 @@ def smallest_error_buffer(
     """
     # Both are blocked only if max_diff - insert_cost * spi < difference < min_diff + batch_cost.
     both_ways = batch_cost + insert_cost * samples_per_insert
-    return max(both_ways, _least_span(samples_per_insert)) / 2
+    smallest = max(both_ways, _least_span(samples_per_insert)) / 2
+    if (samples_per_insert * _EXACT).is_integer():
+        return smallest
+    # Then inserts * spi is rounded, and what is exactly on a bound may come out beyond it.
+    return smallest * (1 + 1 / _EXACT)
 
 
 def thresholds(

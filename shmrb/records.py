@@ -238,8 +238,8 @@ class Column:
             return value.to(self._torch_dtype)
         raise self._wrong_dtype(str(value.dtype).removeprefix("torch."))
 
-    def _cast_array(self, array: Array) -> Array:
-        array = np.asarray(array)
+    def _cast_array(self, value: Any) -> Array:
+        array: Array = np.asarray(value)
         if array.dtype == self.numpy_dtype:
             return array
         if self.cast == "same_kind" and np.can_cast(array.dtype, self.numpy_dtype, "same_kind"):

@@ -24,6 +24,7 @@ from shmrb.errors import (
     SpecError,
     StaleAttachmentError,
 )
+from shmrb.limiters import DEFAULT_INSERT_COST, Queue, smallest_error_buffer
 from shmrb.results import ClientInfo
 from shmrb.segment import snapshot
 from shmrb.segment.member import Member
@@ -49,7 +50,7 @@ class Call(NamedTuple):
 
     Attributes:
         name: the method.
-        records: how many records it asks the limiter for.
+        records: how many it asks the limiter for: rows to insert, or loss-bearing records to draw.
         bell: what wakes it when the limiter refuses.
         until_records: whether an empty buffer is waited for instead of refused.
     """
@@ -105,9 +106,12 @@ class Wait:
         Raises:
             DeadlineError: the deadline passed; the message says what was waited for and who is in
                 the way.
+            SpecError: the rate limiter can never let this call through.
             ClosedError, StaleAttachmentError, EmptyBufferError, ReadOnlyError, CorruptionError.
         """
         segment = self.member.segment
+        if outcome[0] == LIMITED:
+            self._check_reach()
         try:
             while True:
                 status, value, what, who, wake = outcome
@@ -147,6 +151,28 @@ class Wait:
             self._report_at += REPORT_EVERY_S
             log.warning("%s", self._held_up(latest[0]))
         return op(segment)
+
+    def _check_reach(self) -> None:
+        """Refuses a call of more records than the limiter can owe, instead of waiting for it."""
+        limiter = snapshot.limiter(self.member.segment)
+        records, ratio = self.call.records, limiter.samples_per_insert
+        inserting = self.call.bell == Bell.ROOM
+        # The warm-up is free: it may end above max_diff.
+        most = limiter.max_diff if inserting else max(limiter.max_diff, limiter.min_size * ratio)
+        span = most - limiter.min_diff
+        cost = records * ratio if inserting else records
+        if cost <= span:
+            return
+        largest = max(1, int(span / ratio if inserting else span))
+        if isinstance(self.member.spec.limiter, Queue):
+            cure = f"size >= {records}"
+        else:
+            batch, chunk = (0, records) if inserting else (records, DEFAULT_INSERT_COST)
+            cure = f"error_buffer >= {smallest_error_buffer(ratio, batch, chunk)}"
+        raise SpecError(
+            f"{self.call.name}: {records} records at a time can never pass the rate limiter, whose "
+            f"limits are {span} apart. Take at most {largest}, or {cure}."
+        )
 
     def _refuse(self, status: int, value: int) -> None:
         name = self.member.name or "the private buffer"
