@@ -86,7 +86,7 @@ class History:
         return [point.lag for point in self.points if point.lag is not None]
 
     def rates(self, window_s: float) -> tuple[float, float]:
-        """Records and batches a second over the last so many seconds."""
+        """Records and batches a second over at least so many last seconds."""
         return rates_between(self._back(window_s), self.points[-1]) if self.points else (0.0, 0.0)
 
     def mean_rates(self) -> tuple[float, float]:
@@ -96,7 +96,8 @@ class History:
 
     def _back(self, window_s: float) -> Point:
         start = self.points[-1].second - window_s
-        return next(point for point in self.points if point.second >= start)
+        earlier = (point for point in reversed(self.points) if point.second <= start)
+        return next(earlier, self.points[0])
 
 
 def rates_between(one: Point, other: Point) -> tuple[float, float]:

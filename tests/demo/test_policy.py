@@ -1,0 +1,79 @@
+"""The numpy policy against the torch network, and what DQN makes of rewards and ends."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmrb.demo import recipe
+from shmrb.demo.dqn import DISCOUNT, DQN
+from shmrb.demo.policy import Policy, random_tree
+
+
+def as_numpy(tree: dict[str, Any]) -> dict[str, Any]:
+    """What a reader in numpy format gets of a published tree."""
+    net = {name: leaf.numpy() for name, leaf in tree["net"].items()}
+    return {"net": net, "epsilon": tree["epsilon"].numpy()}
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3)])
+def test_numpy_and_torch_agree(shape: tuple[int, ...]) -> None:
+    learner = DQN(int(np.prod(shape)), actions=3)
+    policy = Policy(as_numpy(learner.tree()))
+    observations = np.random.default_rng(1).normal(size=(200, *shape)).astype(np.float32)
+    expected = learner.values(torch.from_numpy(observations)).numpy()
+    np.testing.assert_allclose(policy.values(observations), expected, rtol=1e-5, atol=1e-6)
+    assert (policy.best(observations) == expected.argmax(1)).all()
+    chance = random.Random(0)
+    policy.epsilon = 0.0
+    for observation, values in zip(observations, expected, strict=True):
+        assert policy.act(observation, chance) == values.argmax()
+
+
+def test_epsilon_is_the_chance_of_a_random_action() -> None:
+    tree = random_tree((4, 8, 5), 0.5, np.random.default_rng(2))
+    tree["net"]["2.bias"][3] = 1e6
+    policy, chance = Policy(tree), random.Random(3)
+    observation = np.ones(4, np.float32)
+    counts = np.bincount([policy.act(observation, chance) for _ in range(5_000)], minlength=5)
+    expected = np.array([0.1, 0.1, 0.1, 0.6, 0.1]) * 5_000
+    assert (abs(counts - expected) < 5 * np.sqrt(expected)).all()
+
+
+def test_epsilon_falls_to_its_end() -> None:
+    assert recipe.epsilon_after(0) == 1.0
+    assert recipe.epsilon_after(1_500) == pytest.approx(0.51)
+    assert recipe.epsilon_after(3_000) == recipe.epsilon_after(10**6) == pytest.approx(0.02)
+
+
+def test_only_termination_ends_the_bootstrap() -> None:
+    learner = DQN(4, actions=2, first_action=7)
+    count = 64
+    chance = np.random.default_rng(4)
+    observation = torch.from_numpy(chance.normal(size=(count, 4)).astype(np.float32))
+    is_end = torch.arange(count)[:, None] % 2 == 0
+    batch = TensorDict(
+        {
+            "observation": observation,
+            "action": torch.from_numpy(chance.integers(7, 9, count)),
+            "next": {
+                "observation": observation,
+                "reward": torch.ones(count, 1),
+                "terminated": is_end,
+                "truncated": ~is_end,
+            },
+        },
+        [count],
+    )
+    for _ in range(1_500):
+        learner.update(batch)
+    taken = learner.values(observation).gather(1, batch["action"][:, None] - 7)
+    assert taken[is_end].mean() == pytest.approx(1.0, abs=0.2)
+    # Each goes on into itself: its value is on its way to 1 / (1 - DISCOUNT).
+    assert taken[~is_end].mean() > 2.0
+    assert taken.max() < 1 / (1 - DISCOUNT)
