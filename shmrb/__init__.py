@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         LockTimeoutError,
         NoSuchBufferError,
         NotReadyError,
+        NoWindowError,
         PermissionDeniedError,
         ReadOnlyError,
         RecordError,
@@ -54,7 +55,9 @@ if TYPE_CHECKING:
         ImmutableWriter,
         MemmapStorage,
         MinSize,
+        MultiStep,
         PrioritizedSampler,
+        PrioritizedSliceSampler,
         Queue,
         RandomSampler,
         RateLimiter,
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
         SamplerWithoutReplacement,
         Sequence,
         SharedStorage,
+        SliceSampler,
+        SliceSamplerWithoutReplacement,
         Transition,
     )
 
@@ -72,7 +77,7 @@ _HOMES = {
     "errors": (
         "AlreadyExistsError AttachError CapacityError ClosedError CorruptionError DaemonError "
         "DeadlineError EmptyBufferError FileSystemError FormatMismatchError LaneBusyError "
-        "LimiterTimeoutError LockTimeoutError NoSuchBufferError NotReadyError "
+        "LimiterTimeoutError LockTimeoutError NoSuchBufferError NoWindowError NotReadyError "
         "PermissionDeniedError ReadOnlyError RecordError ShmrbError SpecError StaleAttachmentError"
     ),
     "parameters": "Parameters",
@@ -81,8 +86,10 @@ _HOMES = {
     "schedules": "LambdaScheduler LinearScheduler SchedulerList StepScheduler",
     "schema": "Schema schema_from_env schema_like",
     "spec": (
-        "BufferSpec ImmutableWriter MemmapStorage MinSize PrioritizedSampler Queue RandomSampler "
-        "RateLimiter RoundRobinWriter SamplerWithoutReplacement Sequence SharedStorage Transition"
+        "BufferSpec ImmutableWriter MemmapStorage MinSize MultiStep PrioritizedSampler "
+        "PrioritizedSliceSampler Queue RandomSampler RateLimiter RoundRobinWriter "
+        "SamplerWithoutReplacement Sequence SharedStorage SliceSampler "
+        "SliceSamplerWithoutReplacement Transition"
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
@@ -112,11 +119,14 @@ __all__ = [
     "LockTimeoutError",
     "MemmapStorage",
     "MinSize",
+    "MultiStep",
     "NoSuchBufferError",
+    "NoWindowError",
     "NotReadyError",
     "Parameters",
     "PermissionDeniedError",
     "PrioritizedSampler",
+    "PrioritizedSliceSampler",
     "PriorityInfo",
     "Producer",
     "Queue",
@@ -132,6 +142,8 @@ __all__ = [
     "Sequence",
     "SharedStorage",
     "ShmrbError",
+    "SliceSampler",
+    "SliceSamplerWithoutReplacement",
     "SpecError",
     "StaleAttachmentError",
     "StepScheduler",

@@ -121,6 +121,16 @@ class BatchFormat:
         """An array as this format has it."""
         return array if self._from_numpy is None else self._from_numpy(array)
 
+    def concatenated(self, leaves: list[Any]) -> Any:
+        """Leaves of this format, one after the other."""
+        if len(leaves) == 1:
+            return leaves[0]
+        if self._from_numpy is None:
+            return np.concatenate(leaves)
+        import torch
+
+        return torch.cat(leaves)
+
     def _as_bfloat16(self, leaf: Any) -> Any:
         import torch
 
@@ -153,7 +163,7 @@ class BatchFormat:
             return data
         size = getattr(data, "batch_size", None)
         for key, value in info.items():
-            if size is not None and tuple(size[:1]) != tuple(value.shape):
+            if size is not None and tuple(size[:1]) != tuple(value.shape[:1]):
                 raise RecordError(
                     f"sample: a transform made a batch of size {list(size)} out of {len(value)} "
                     f"records, so {key!r} would not say which is which. Let it keep their number."

@@ -290,7 +290,7 @@ class ReplayBuffer(Parts, WriteBack):
         Cost: one gather; no system call unless waiting.
         """
         drawn = self._consumer.draw(batch_size, timeout, out)
-        form = self._consumer.form
+        form = drawn.form or self._consumer.form
         info = drawn.info()
         if self._transforms:
             data = form.assemble(drawn.batch.leaves, drawn.count, {})

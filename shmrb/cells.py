@@ -15,8 +15,9 @@ import numpy as np
 from shmrb import core
 from shmrb.appender import Appender
 from shmrb.batches import Batch
-from shmrb.consumer import Consumer, Drawn, kept, read_batch
+from shmrb.consumer import Consumer, kept, read_batch
 from shmrb.core import SLICE_NS
+from shmrb.drawn import Drawn
 from shmrb.errors import DeadlineError, RecordError, UnknownKeyError
 from shmrb.fields import show_path
 from shmrb.nesting import rows_of, with_first_dimension

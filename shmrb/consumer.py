@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
 from shmrb.attachment import Attachment
-from shmrb.batches import GENERATION, INDEX, WEIGHT, Batch, BatchFormat
+from shmrb.batches import WEIGHT, Batch, BatchFormat
 from shmrb.core import SLICE_NS, Bell, Outcome, Segment, Status
+from shmrb.drawn import Drawn
 from shmrb.errors import EmptyBufferError, SpecError
 from shmrb.planner.passes import Pass
 from shmrb.planner.populations import windows
 from shmrb.schema import Schema
 from shmrb.segment import snapshot
-from shmrb.spec import PrioritizedSampler, Sampler, SamplerWithoutReplacement, SampleUnit
+from shmrb.spec import (
+    PrioritizedSampler,
+    Sampler,
+    SamplerWithoutReplacement,
+    SampleUnit,
+    SliceSampler,
+)
 from shmrb.waiting import Call, check_timeout
-
-
-@dataclass(slots=True)
-class Drawn:
-    """One batch before it gets its form.
-
-    Attributes:
-        batch: its memory.
-        count: records in it.
-        reuses_out: whether that memory is the batch that the caller gave.
-        beside: what the sampler says of each record.
-    """
-
-    batch: Batch
-    count: int
-    reuses_out: bool = False
-    beside: dict[str, Any] = field(default_factory=dict)
-
-    def info(self) -> dict[str, Any]:
-        """What goes beside the fields."""
-        return {INDEX: self.batch.index, GENERATION: self.batch.generation, **self.beside}
+from shmrb.windows import WindowSource, window_source
 
 
 class Consumer:
@@ -60,7 +46,7 @@ class Consumer:
     ) -> None:
         self.attachment = attachment
         self.batch_size = batch_size
-        self.sample_unit = sample_unit
+        self._sample_unit = sample_unit
         self.sampler = sampler
         self.ran_out = False
         self._format = format
@@ -75,8 +61,17 @@ class Consumer:
     @sampler.setter
     def sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._pass = Pass(sampler) if isinstance(sampler, SamplerWithoutReplacement) else None
+        self._windows: WindowSource | None = None
+        self._knows_windows = False  # which takes the schema
+        self._pass: Pass | None = None
+        if isinstance(sampler, SamplerWithoutReplacement) and not isinstance(sampler, SliceSampler):
+            self._pass = Pass(sampler)
         self._by_mass = isinstance(sampler, PrioritizedSampler)
+
+    @property
+    def sample_unit(self) -> SampleUnit:
+        """What an anchor becomes."""
+        return self._sample_unit
 
     @property
     def form(self) -> BatchFormat:
@@ -104,6 +99,8 @@ class Consumer:
         with self.attachment.guard:
             if self._pass is not None:
                 self._pass.restart()
+            if self._windows is not None and self._windows.order is not None:
+                self._windows.order.restart()
             self.ran_out = False
 
     def resolve_batch_size(self, asked: int | None) -> int:
@@ -148,6 +145,11 @@ class Consumer:
         if attachment.segment is None and (waits or limited):
             attachment.await_join(call, timeout)
         form = self._form or self.form
+        windows = self._windows if self._knows_windows else self._find_windows(form)
+        if windows is not None:
+            drawn = windows.draw(count, timeout, out)
+            self.ran_out = windows.order is not None and windows.order.ran_out
+            return drawn
         memory = None if out is None else form.reuse(out, count)
         if self._pass is not None:
             return self._draw_from_pass(self._pass, form, count, call, timeout, memory)
@@ -186,6 +188,15 @@ class Consumer:
             timeout,
         )
         return Drawn(batch, count, memory is not None)
+
+    def _find_windows(self, form: BatchFormat) -> WindowSource | None:
+        with self.attachment.guard:
+            if not self._knows_windows:
+                self._windows = window_source(
+                    self.attachment, form, self._sampler, self._sample_unit, self._pass
+                )
+                self._knows_windows = True
+            return self._windows
 
     def _draw_from_pass(
         self,

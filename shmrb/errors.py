@@ -19,6 +19,7 @@ ShmrbError
 ├─ ClosedError(RuntimeError)      you closed it
 ├─ ReadOnlyError                  this role may not write
 ├─ EmptyBufferError(RuntimeError) there is no record to draw
+│  └─ NoWindowError               there are records, and no window of the asked shape fits
 ├─ StaleAttachmentError           another buffer bears the name now
 ├─ DeadlineError(TimeoutError)    waited how long, for what, and who is in the way
 │  ├─ LaneBusyError               no free lane; owners by name and pid
@@ -106,6 +107,10 @@ class ReadOnlyError(ShmrbError):
 
 class EmptyBufferError(ShmrbError, RuntimeError):
     """The buffer holds no record that may be drawn."""
+
+
+class NoWindowError(EmptyBufferError):
+    """There are records, but the window that was asked for fits nowhere."""
 
 
 class StaleAttachmentError(ShmrbError):

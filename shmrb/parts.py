@@ -42,7 +42,9 @@ class Parts(Slotwise):
         """Gives this handle another sampler; the former one."""
         former = self._consumer.sampler
         spec = self._attachment.spec.for_handle(
-            sampler=sampler, batch_size=self._consumer.batch_size
+            sampler=sampler,
+            sample_unit=self._consumer.sample_unit,
+            batch_size=self._consumer.batch_size,
         )
         self._consumer.sampler = spec.sampler
         self._desk.reduction = reduction_of(spec.sampler)

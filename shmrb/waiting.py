@@ -20,6 +20,7 @@ from shmrb.errors import (
     EmptyBufferError,
     LimiterTimeoutError,
     LockTimeoutError,
+    NoWindowError,
     ReadOnlyError,
     SpecError,
     StaleAttachmentError,
@@ -36,6 +37,9 @@ DEFAULT_TIMEOUT_S = 60.0
 REPORT_EVERY_S = 5.0
 
 OK, AGAIN, LIMITED, EMPTY = Status.OK, Status.AGAIN, Status.LIMITED, Status.EMPTY
+NO_WINDOW = Status.NO_WINDOW
+# What a change that rings a bell may end.
+WAITED_OUT = (LIMITED, EMPTY, NO_WINDOW)
 WAITED_FOR = {
     Waited.NOTHING: "records that stay whole while they are copied",
     Waited.LANE_LOCK: "the lane's lock",
@@ -53,12 +57,14 @@ class Call(NamedTuple):
         records: how many it asks the limiter for: rows to insert, or loss-bearing records to draw.
         bell: what wakes it when the limiter refuses.
         until_records: whether an empty buffer is waited for instead of refused.
+        window: records of one window.
     """
 
     name: str
     records: int = 0
     bell: Bell = Bell.RECORDS
     until_records: bool = False
+    window: int = 1
 
 
 def deadline_of(timeout: float | None, default: float) -> float:
@@ -140,10 +146,10 @@ class Wait:
         def is_over() -> bool:
             nonlocal latest
             latest = op(segment)
-            return latest[0] not in (LIMITED, EMPTY)
+            return latest[0] not in WAITED_OUT
 
         if self.member.bell(bell).wait(is_over, self.deadline - time.monotonic()):
-            return latest if latest[0] not in (LIMITED, EMPTY) else op(segment)
+            return latest if latest[0] not in WAITED_OUT else op(segment)
         _, _, _, _, wake = segment.reap()
         if wake:
             post(self.member, wake)
@@ -178,6 +184,8 @@ class Wait:
         name = self.member.name or "the private buffer"
         if status == EMPTY and not self.call.until_records:
             raise EmptyBufferError(f"Cannot sample from an empty storage. ({name} has no record.)")
+        if status == NO_WINDOW and not self.call.until_records:
+            raise NoWindowError(f"{self.call.name}: {self._no_window()}")
         if status == Status.NO_MASS:
             raise EmptyBufferError(
                 f"{self.call.name}: all priorities of the records in {name} are zero, so none can "
@@ -198,7 +206,7 @@ class Wait:
             )
         if status == Status.BUSY:
             return
-        if status not in (AGAIN, LIMITED, EMPTY):
+        if status != AGAIN and status not in WAITED_OUT:
             raise CorruptionError(
                 f"{self.call.name}: the segment of {name} refused the call with status "
                 f"{Status(status).name} (value {value}). Verify it with: shmrb doctor."
@@ -210,6 +218,8 @@ class Wait:
             return LimiterTimeoutError(self._held_up(status))
         if status == EMPTY:
             return DeadlineError(f"{waited} a first record; {self._parties()}.")
+        if status == NO_WINDOW:
+            return DeadlineError(f"{waited} a trajectory; {self._no_window()} {self._parties()}.")
         if who == 0:
             return LockTimeoutError(f"{waited} {WAITED_FOR[Waited(what)]}.")
         holder = snapshot.client(self.member.segment, who)
@@ -221,12 +231,30 @@ class Wait:
 
     def _held_up(self, status: int) -> str:
         waited = f"{self.call.name}: waited {time.monotonic() - self.started:.1f} s"
+        if status == NO_WINDOW:
+            return f"{waited} for a trajectory; {self._no_window()} {self._parties()}"
         if status != LIMITED:
             return f"{waited} for a first record; {self._parties()}"
         limiter = snapshot.limiter(self.member.segment)
         inserting = self.call.bell == Bell.ROOM
         explain = limiter.explain_insert if inserting else limiter.explain_sample
         return f"{waited} for the rate limiter: {explain(self.call.records)}; {self._parties()}"
+
+    def _no_window(self) -> str:
+        """Why no window fits anywhere, and what to do about it."""
+        runs, shortest, longest, cut = self.member.segment.run_summary()
+        text = (
+            "Did not find a single trajectory with sufficient length (length range: "
+            f"{shortest} - {longest} / required={self.call.window}))."
+        )
+        if 2 * cut > runs:
+            return (
+                f"{text} {cut} of {runs} pieces do not end but are cut, since the records of "
+                "several environments or collectors were written in turn into one lane. Give each "
+                "a lane of its own: storage=SharedStorage(capacity, lanes=N), then "
+                "rb.producer(envs=N), or rb.lane() in each collector."
+            )
+        return f"{text} Take shorter windows, or wait for longer trajectories with timeout=."
 
     def _parties(self) -> str:
         """Who could change that: living writers and samplers beside this client."""

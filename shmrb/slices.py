@@ -1,0 +1,138 @@
+"""Batches of slices: pieces of trajectories, with their ends marked (floor F5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shmrb.batches import WEIGHT, BatchFormat
+from shmrb.boundaries import is_end_flag
+from shmrb.description import Path
+from shmrb.drawn import Drawn
+from shmrb.errors import SpecError
+from shmrb.fields import Field, show_path
+from shmrb.planner.units import Shape, slice_shape
+from shmrb.schema import Schema
+from shmrb.sequences import SEQUENCE, finished
+from shmrb.spec import PrioritizedSampler, SliceSampler
+from shmrb.windowing import Frame
+
+MASK: Path = ("collector", "mask")
+
+
+class SliceUnit:
+    """What becomes of slices: their records, and marks at their ends and starts.
+
+    Args:
+        schema: of the records.
+        name: "torch" or "numpy".
+        sampler: the handle's.
+    """
+
+    def __init__(self, schema: Schema, name: str, sampler: SliceSampler) -> None:
+        self.sampler = sampler
+        self._stored = BatchFormat(schema, name)
+        self._flags = _flags(schema, sampler)
+        more = [
+            Field(path, "bool", (1,)) for path in self._flags.values() if path not in schema.paths
+        ]
+        shown = Schema((*schema.fields, *more), schema.root) if more else schema
+        self.form = BatchFormat(shown, name) if more else self._stored
+        self._places = {name: shown.find(path) for name, path in self._flags.items()}
+        self._own = len(schema.fields)
+        self._name = name
+        self._init: int | None = None
+        if sampler.init_key is not None and sampler.init_key in schema.paths:
+            self._init = schema.find(sampler.init_key)
+            if not is_end_flag(schema.fields[self._init]):
+                raise SpecError(
+                    f"init_key: expected a bool of one element, {show_path(sampler.init_key)} is "
+                    f"{schema.fields[self._init]}."
+                )
+
+    def shape(self, batch_size: int) -> tuple[int, Shape]:
+        """How many slices a batch of so many records holds, and their shape."""
+        count, length = self.sampler.slices_of(batch_size)
+        return count, slice_shape(self.sampler, length)
+
+    def cost(self, windows: int, shape: Shape) -> int:
+        """All records count, padding included."""
+        return windows * shape.length
+
+    def frame(self, windows: int, shape: Shape, out: Any) -> Frame:
+        """Memory for so many slices."""
+        rows = windows * shape.length
+        batch = self.form.allocate(rows) if out is None else self.form.reuse(out, rows)
+        frame = Frame.around(
+            shape,
+            windows,
+            [batch.leaves],
+            batch.addresses[: self._own],
+            index=np.asarray(batch.index),
+            generation=np.asarray(batch.generation),
+            out=out,
+        )
+        if isinstance(self.sampler, PrioritizedSampler):
+            frame.weights = np.empty(windows, np.float32)
+        return frame
+
+    def drawn(self, frame: Frame) -> Drawn:
+        """The slices one after the other; short ones padded, or the batch shorter."""
+        length = frame.shape.length
+        real = frame.valid.reshape(-1, length).sum(axis=1)
+        firsts = np.arange(frame.count) * length
+        self._mark(frame.leaves[0], firsts, firsts + real - 1)
+        beside: dict[str, Any] = {SEQUENCE: np.arange(frame.count).repeat(length)}
+        if frame.weights is not None:
+            beside[WEIGHT] = frame.weights.repeat(length)
+        is_whole = bool(frame.valid.all())
+        if is_whole:
+            return finished(self.form, frame, frame.leaves[0], beside)
+        if self.sampler.pad_output:
+            return self._masked(frame, beside)
+        return self._shortened(frame, beside)
+
+    def _mark(self, leaves: list[Any], firsts: Any, lasts: Any) -> None:
+        for name, place in self._places.items():
+            flags = np.asarray(leaves[place]).reshape(-1)
+            if name == "truncated" or place >= self._own:
+                flags[:] = False
+            if name != "terminated":
+                flags[lasts] = True
+        if self._init is not None:
+            np.asarray(leaves[self._init]).reshape(-1)[firsts] = True
+
+    def _masked(self, frame: Frame, beside: dict[str, Any]) -> Drawn:
+        """With ("collector", "mask"), which only batches with a short slice have."""
+        if self.form.schema.root != "dict" or MASK in self.form.schema.paths:
+            return finished(self.form, frame, frame.leaves[0], beside)
+        schema = Schema((*self.form.schema.fields, Field(MASK, "bool", ())))
+        frame.out = None
+        leaves = [*frame.leaves[0], self.form.from_numpy(frame.valid)]
+        return finished(BatchFormat(schema, self._name), frame, leaves, beside)
+
+    def _shortened(self, frame: Frame, beside: dict[str, Any]) -> Drawn:
+        rows = np.flatnonzero(frame.valid)
+        some = self.form.from_numpy(rows)
+        frame.index, frame.generation = frame.index[rows], frame.generation[rows]
+        frame.out = None
+        leaves = [leaf[some] for leaf in frame.leaves[0]]
+        return finished(self.form, frame, leaves, {k: v[rows] for k, v in beside.items()})
+
+
+def _flags(schema: Schema, sampler: SliceSampler) -> dict[str, Path]:
+    """Where "truncated", "done" and "terminated" go, in the order in which they are computed."""
+    if sampler.truncated_key is None or schema.root != "dict":
+        return {}
+    path = tuple(sampler.truncated_key)
+    flags = {name: (*path[:-1], name) for name in ("done", "terminated")}
+    found = {"truncated": path} | flags
+    fields = {field.path: field for field in schema.fields}
+    for name, place in found.items():
+        if place in fields and not is_end_flag(fields[place]):
+            raise SpecError(
+                f"truncated_key: expected a bool of one element in {show_path(place)} for "
+                f"{name!r}, the schema has {fields[place]}. Give another truncated_key, or None."
+            )
+    return found
