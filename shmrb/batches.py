@@ -23,6 +23,13 @@ from shmrb.schema import Schema
 INDEX = "index"
 GENERATION = "index_generation"
 WEIGHT = "priority_weight"
+# Of records that were drawn in windows.
+ANCHOR = "anchor_index"
+ANCHOR_GENERATION = "anchor_generation"
+SEQUENCE = "sequence_id"
+STEP = "step_in_sequence"
+LEARNING = "learning_mask"
+VALIDITY = "validity_mask"
 _STAMPS = (Field((INDEX,), "int64", ()), Field((GENERATION,), "int64", ()))
 
 # Makes the user's mapping of a dictionary and the size of its first dimension.

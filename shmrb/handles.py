@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from shmrb import core
-from shmrb.batches import GENERATION, INDEX
+from shmrb.batches import GENERATION, INDEX, VALIDITY
 from shmrb.errors import RecordError
 from shmrb.likeness import is_mapping
 from shmrb.planner.populations import Slots
 from shmrb.records import is_tensor
+
+# A generation that no record has.
+NO_RECORD = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def of(index: Any, generation: Any, name: str) -> Handles:
 
 
 def of_batch(batch: Any, name: str) -> Handles:
-    """The handles in a batch that was drawn.
+    """The handles in a batch that was drawn; padding names no record.
 
     Raises:
         RecordError: it has lost one of its stamps.
@@ -69,7 +72,16 @@ def of_batch(batch: Any, name: str) -> Handles:
             "which records it holds. Keep both keys of what sample() gave, or give index= and "
             "generation=."
         )
-    return of_arrays(batch[INDEX], batch[GENERATION], name)
+    given = of_arrays(batch[INDEX], batch[GENERATION], name)
+    if VALIDITY in keys and given.generation is not None:
+        real = np.asarray(batch[VALIDITY].cpu() if is_tensor(batch[VALIDITY]) else batch[VALIDITY])
+        if real.size != given.size:
+            raise RecordError(
+                f"{name}: expected one entry of {VALIDITY!r} a record, got {real.size} for "
+                f"{given.size} records."
+            )
+        return Handles(given.index, np.where(real.reshape(-1), given.generation, NO_RECORD))
+    return given
 
 
 def of_arrays(index: Any, generation: Any, name: str) -> Handles:

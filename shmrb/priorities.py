@@ -97,7 +97,7 @@ class PriorityDesk:
         Raises:
             RecordError: another number of them, or not numbers.
         """
-        raw = self._floats(priority, name)
+        raw = self.floats(priority, name)
         if raw.ndim == 0:
             return np.full(count, raw, np.float32)
         if raw.size != count:
@@ -110,7 +110,7 @@ class PriorityDesk:
         Raises:
             RecordError: they are not numbers, or a record has none.
         """
-        raw = self._floats(values, name)
+        raw = self.floats(values, name)
         if batched and raw.ndim == 0:
             raise RecordError(
                 f"{name}: expected one entry or more a record in {show_path(self.path)}, got a "
@@ -257,7 +257,8 @@ class PriorityDesk:
                 f"{capacity - 1}, or -1 for no record. Nothing was changed."
             )
 
-    def _floats(self, value: Any, name: str) -> Floats:
+    def floats(self, value: Any, name: str) -> Floats:
+        """Numbers as float32, in their shape."""
         if is_tensor(value):
             value = value.detach().cpu()
             if value.is_floating_point():

@@ -6,17 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from shmrb.batches import WEIGHT, Batch, BatchFormat
+from shmrb.batches import (
+    ANCHOR,
+    ANCHOR_GENERATION,
+    LEARNING,
+    SEQUENCE,
+    STEP,
+    VALIDITY,
+    WEIGHT,
+    Batch,
+    BatchFormat,
+)
 from shmrb.drawn import Drawn
 from shmrb.planner.units import Shape
 from shmrb.windowing import Frame
-
-ANCHOR = "anchor_index"
-ANCHOR_GENERATION = "anchor_generation"
-SEQUENCE = "sequence_id"
-STEP = "step_in_sequence"
-LEARNING = "learning_mask"
-VALIDITY = "validity_mask"
 
 
 class SequenceUnit:

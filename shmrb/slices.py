@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shmrb.batches import WEIGHT, BatchFormat
+from shmrb.batches import SEQUENCE, VALIDITY, WEIGHT, BatchFormat
 from shmrb.boundaries import is_end_flag
 from shmrb.description import Path
 from shmrb.drawn import Drawn
@@ -14,7 +14,7 @@ from shmrb.errors import SpecError
 from shmrb.fields import Field, show_path
 from shmrb.planner.units import Shape, slice_shape
 from shmrb.schema import Schema
-from shmrb.sequences import SEQUENCE, finished
+from shmrb.sequences import finished
 from shmrb.spec import PrioritizedSampler, SliceSampler
 from shmrb.windowing import Frame
 
@@ -105,6 +105,7 @@ class SliceUnit:
 
     def _masked(self, frame: Frame, beside: dict[str, Any]) -> Drawn:
         """With ("collector", "mask"), which only batches with a short slice have."""
+        beside[VALIDITY] = frame.valid
         if self.form.schema.root != "dict" or MASK in self.form.schema.paths:
             return finished(self.form, frame, frame.leaves[0], beside)
         schema = Schema((*self.form.schema.fields, Field(MASK, "bool", ())))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from shmrb import handles
+from shmrb.anchoring import Anchors
 from shmrb.attached import Attached
 from shmrb.errors import RecordError
 from shmrb.fields import show_path
@@ -50,6 +51,8 @@ class WriteBack(Attached):
 
         Args:
             index: a batch, which names its records itself; or slots [N]. A slot of -1 is no record.
+                In a batch of sequences the anchors get the priorities, each the greatest of its
+                real records.
             priority: one finite number >= 0 for all, or one each; of a TD error the absolute value.
             generation: [N], of these slots when they were drawn. Without it whatever record is in a
                 slot now is meant, which `stats()` counts as `unchecked_updates`.
@@ -73,6 +76,10 @@ class WriteBack(Attached):
                 stacklevel=2,
             )
             return self._result(np.zeros(given.size, np.uint8), False)
+        if is_mapping(index) and (anchors := Anchors.of(index, name)) is not None:
+            raw = anchors.reduced(self._desk.floats(priority, name), name)
+            verdicts = self._desk.update(anchors.handles, raw, timeout, name)
+            return self._result(verdicts[anchors.of_record], False)
         return self._result(self._desk.update(given, priority, timeout, name), False)
 
     def update_tensordict_priority(
@@ -80,8 +87,8 @@ class WriteBack(Attached):
     ) -> ConditionalUpdateResult:
         """Gives the records of a batch the priorities it holds under the priority key.
 
-        Several values of one record are reduced as the sampler says. A buffer without priorities is
-        left alone.
+        Several values of one record are reduced as the sampler says, and those of a sequence go to
+        its anchor, as in `update_priority`. A buffer without priorities is left alone.
 
         Args:
             batch: what `sample` gave, with the key added.
@@ -101,7 +108,7 @@ class WriteBack(Attached):
                 "key with priority_key= when attaching."
             )
         raw = self._desk.reduced(values, name)
-        return self._result(self._desk.update(given, raw, timeout, name), False)
+        return self.update_priority(batch, raw, timeout=timeout)
 
     def update_if_present(
         self,

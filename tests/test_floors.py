@@ -37,6 +37,7 @@ FLOORS = {
     "shmrb.core": 2,
     "shmrb.segment": 3,
     "shmrb.planner": 4,
+    "shmrb.anchoring": 5,
     "shmrb.appender": 5,
     "shmrb.attached": 5,
     "shmrb.attachment": 5,
