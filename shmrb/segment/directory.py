@@ -259,8 +259,8 @@ class Root:
     def reclaim_bounded(self, name: str) -> None:
         """Remove this buffer if it was bounded and nobody is left.
 
-        Who closes a handle is not made to wait long for it: the next creation tries again. A root that
-        was removed meanwhile stays away: taking its lock would make it anew.
+        Who closes a handle is not made to wait long for it: the next creation tries again. A root
+        that was removed meanwhile stays away: taking its lock would make it anew.
         """
         if not os.path.isdir(self.path):
             return
