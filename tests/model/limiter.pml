@@ -4,7 +4,9 @@
  * producer) and 3 (a consumer) may be killed between any two steps. `credit` = inserts * SPI - samples, inserts = rows
  * reserved - uncounted: a reservation moves the head, and with it credit, in one store; whoever voids a row that was never
  * published adds one to uncounted afterwards, without the lock; a draw is charged under the lock and given back, without
- * it, when it fails. `holes` (void rows among the live) is a hint: whoever voids sets `stale` before and after.
+ * it, when it fails. `holes` (void rows among the live) is a hint: whoever voids sets `stale` before and after. `marked` is
+ * set to where head will be before the first mark: who takes over a slot between head and marked, looking before it claims,
+ * does not count it, and the next to reserve settles all such slots first.
  * A consumer finds something legal to draw when WINDOW rows are whole.
  *
  * A consumer that cannot draw for want of records, refused because live < MIN_SIZE or with nothing legal, opens the insert
@@ -12,9 +14,9 @@
  *
  * A blocked client is a guard that waits until another try would go differently, or a dead client is to be reaped.
  *
- * Checked: nobody is blocked for ever where MAX_DIFF - MIN_DIFF >= BATCH + ROWS * SPI; credit stays within bounds; a death
- * bends it downwards by no more than the rows of one call (killed between its first mark and the head), upwards by one row
- * (killed between a void and its count); holes are right whenever stale is not set and no slot is claimed.
+ * Checked: nobody is blocked for ever where MAX_DIFF - MIN_DIFF >= BATCH + ROWS * SPI; credit stays within bounds; no death
+ * of a producer bends it, only the death of who reclaims, by one row (killed between void and count, or before the void of
+ * a row that was not to be counted); holes are right whenever stale is not set and no slot is claimed.
  *
  * Mutants, each must fail:
  *   NARROW        MAX_DIFF - MIN_DIFF is less (two, all is whole) both sides blocked
@@ -23,6 +25,8 @@
  *   STAYS_OPEN    open until a draw succeeds                     credit without bound
  *   KEEP_CHARGE   the charge of a draw that fails is kept        credit wrong
  *   NO_RECLAIM    rows reclaimed unpublished stay inserts        credit wrong after a death
+ *   NO_MARKED     every row reclaimed unpublished is counted     credit wrong after a death before head moved
+ *   CLAIM_FIRST   who takes over claims before it looks          credit wrong after a death
  *   STALE_ONCE    stale is set before the void only              holes wrong
  */
 #define CLIENTS 4
@@ -65,13 +69,19 @@
 #define HIGHEST (MAX_DIFF + 2 * CAPACITY * SPI + CONSUMERS * BATCH)
 #define LOWEST (MIN_DIFF < 0 -> MIN_DIFF : 0)
 
+#define LAP (2 * CAPACITY)
+#define AHEAD(from, to) (((to) + LAP - (from)) % LAP)
+#define AT(k) ((head + (k)) % CAPACITY)
+#define IS_MARKED(k) (AHEAD(head, marked) > (k) && AHEAD(head, marked) <= ROWS)
+
 #define NEVER 0
 #define WHOLE 1
 #define WRITING 2
 #define VOID 3
 
 byte slot[CAPACITY], owner[CAPACITY];
-byte lock, position, tickets;  /* head mod CAPACITY, live tickets */
+byte lock, head, marked;       /* tickets modulo LAP, for they only grow */
+byte tickets;                  /* live ones */
 byte holes, opened_by;
 bool stale;
 short credit;
@@ -80,6 +90,7 @@ bool counted[CAPACITY];        /* ghost: the head has passed this row */
 short bent;                    /* ghost: credit less what it would be if every step were whole */
 
 #define DEATHS (KILLS - kills_left)
+#define BEND (DEATHS > 1 -> (DEATHS - 1) * SPI : 0)
 #if CAPACITY == 4
 #define SUM(f) (f(0) + f(1) + f(2) + f(3))
 #else
@@ -111,9 +122,19 @@ inline acquire() {
 		holes = HOLES
 	:: atomic {
 		!stale ->
-		assert(SUM(IS_CLAIMED) > 0 || (holes == HOLES && bent <= (DEATHS > 1 -> DEATHS - 1 : 0) * SPI))
+		assert(SUM(IS_CLAIMED) > 0 || (holes == HOLES && bent <= BEND && bent >= -BEND))
 		}
 	fi
+}
+
+/* Before the claim of a slot from a dead owner: is it one that head does not count? Marked is loaded first. */
+inline look_at_marked(i) {
+	seen = marked;
+	atomic {
+		seen = AHEAD(head, seen);
+		uncounted = seen <= ROWS && (i + CAPACITY - AT(0)) % CAPACITY < seen;
+		seen = 0
+	}
 }
 
 /* REQUIRES: slot i was just claimed from a dead owner. */
@@ -125,13 +146,38 @@ inline void_row(i) {
 		stale = true;
 #endif
 #ifndef NO_RECLAIM
-		d_step {
-			credit = credit - SPI;
-			bent = bent - SPI;
-			assert(bent >= -ROWS * SPI * DEATHS && credit >= LOWEST - ROWS * SPI * DEATHS)
+		atomic {
+			if
+#ifdef NO_MARKED
+			:: true ->
+#else
+			:: !uncounted ->
+#endif
+				credit = credit - SPI;
+				bent = bent - SPI;
+				assert(credit >= LOWEST - ROWS * SPI * DEATHS)
+			:: else
+			fi;
+			uncounted = false
 		}
 #endif
-	:: else
+	:: atomic { else -> uncounted = false }
+	fi
+}
+
+/* Takes slot k over from its dead owner o, and frees it. */
+inline reclaim() {
+#ifndef CLAIM_FIRST
+	look_at_marked(k);
+#endif
+	if
+	:: atomic { owner[k] == o -> owner[k] = id; o = 0 };
+#ifdef CLAIM_FIRST
+		look_at_marked(k);
+#endif
+		void_row(k);
+		atomic { owner[k] = 0; k = 0 }
+	:: atomic { else -> o = 0; uncounted = false; k = 0 }
 	fi
 }
 
@@ -144,21 +190,31 @@ inline reap() {
 		:: !dead[owner[k]] -> k++
 		:: else -> break
 		od;
-		owner[k] = id
+		o = owner[k]
 		};
-		void_row(k);
-		atomic { owner[k] = 0; k = 0 }
+		reclaim()
 	:: else -> break
 	od
 }
 
-#define AT(k) ((position + (k)) % CAPACITY)
+/* REQUIRES: the lock. Slots between head and marked are in dead hands: they are settled while it can be told. */
+inline settle_marked() {
+	do
+	:: atomic { IS_MARKED(first) && dead[owner[AT(first)]] -> k = AT(first); o = owner[k] };
+		reclaim();
+		first++
+	:: atomic { IS_MARKED(first) && !dead[owner[AT(first)]] -> first++ }
+	:: atomic { else -> first = 0; marked = head; break }
+	od
+}
 
 proctype Producer(byte id) {
-	byte k, first, living;
+	byte k, first, living, o, seen;
+	bool uncounted;
 	{
 		do
 		:: acquire();
+			settle_marked();
 			if
 			:: atomic { !WITHIN(LIVE_BY_HINT) && !IS_OPEN -> lock = 0 };
 				(WITHIN(LIVE_BY_WORDS) || IS_OPEN || REAPABLE);
@@ -166,9 +222,14 @@ proctype Producer(byte id) {
 			:: else ->
 				do
 				:: atomic { k < ROWS && owner[AT(k)] == 0 -> owner[AT(k)] = id; k++ }
-				:: atomic { k < ROWS && dead[owner[AT(k)]] -> owner[AT(k)] = id };
-					void_row(AT(k));
-					k++
+				:: atomic { k < ROWS && dead[owner[AT(k)]] -> o = owner[AT(k)] };
+					look_at_marked(AT(k));
+					if
+					:: atomic { owner[AT(k)] == o -> owner[AT(k)] = id; o = 0 };
+						void_row(AT(k));
+						k++
+					:: atomic { else -> o = 0; uncounted = false }
+					fi
 				:: atomic {
 					k < ROWS && owner[AT(k)] != 0 && !dead[owner[AT(k)]] ->
 					living = owner[AT(k)];
@@ -193,6 +254,7 @@ proctype Producer(byte id) {
 					:: else
 					fi;
 #endif
+					marked = (head + ROWS) % LAP;
 					do
 					:: atomic {
 						k > 0 ->
@@ -208,8 +270,8 @@ proctype Producer(byte id) {
 						:: k < ROWS -> counted[AT(k)] = true; k++
 						:: else -> break
 						od;
-						first = position;
-						position = (position + ROWS) % CAPACITY;
+						first = AT(0);
+						head = (head + ROWS) % LAP;
 						tickets = (tickets + ROWS < CAPACITY -> tickets + ROWS : CAPACITY);
 						credit = credit + ROWS * SPI;
 						assert(credit <= HIGHEST)
@@ -228,7 +290,7 @@ proctype Producer(byte id) {
 			fi
 		od
 	} unless { dead[id] };
-	atomic { k = 0; first = 0; living = 0; gone[id] = true }
+	atomic { k = 0; first = 0; living = 0; o = 0; seen = 0; uncounted = false; gone[id] = true }
 }
 
 #ifdef NEVER_OPEN
@@ -249,7 +311,8 @@ proctype Producer(byte id) {
 	 MAY_OPEN && (IN_WANT(LIVE_BY_WORDS) || MAY_SAMPLE(LIVE_BY_WORDS) && NOTHING_LEGAL))
 
 proctype Consumer(byte id) {
-	byte k;
+	byte k, o, seen;
+	bool uncounted;
 	{
 		do
 		:: acquire();
@@ -261,7 +324,7 @@ proctype Consumer(byte id) {
 					SUM(IS_WHOLE) < WINDOW ->
 #ifdef KEEP_CHARGE
 					bent = bent - BATCH;
-					assert(bent >= -ROWS * SPI * DEATHS)
+					assert(bent >= -BEND - SPI * DEATHS)
 #else
 					credit = credit + BATCH;
 					assert(credit <= HIGHEST)
@@ -283,7 +346,7 @@ proctype Consumer(byte id) {
 			reap()
 		od
 	} unless { dead[id] };
-	atomic { k = 0; gone[id] = true }
+	atomic { k = 0; o = 0; seen = 0; uncounted = false; gone[id] = true }
 }
 
 init {

@@ -81,7 +81,7 @@ MODELS = {
             _STAMPS,
         ),
         holds_long=(
-            "-DWRITERS=2 -DWRITES=2 -DEMPTIES=2 -DKILLS=2",
+            "-DWRITERS=2 -DEMPTIES=2 -DKILLS=2",
             "-DREADER -DEMPTIES=2 -DKILLS=2",
             "-DREADER -DWRITERS=2",
             "-DOBSERVER -DC=1 -DWRITES=3 -DKILLS=2",
@@ -118,8 +118,9 @@ MODELS = {
         },
     ),
     "bell": Model(
-        holds=("", "-DSEMAPHORES=1"),
+        holds=("", "-DSEMAPHORES=1 -DKILLS=0"),
         holds_long=(
+            "-DSEMAPHORES=1",
             "-DSEMAPHORES=2",
             "-DBRINGS=2 -DWANTS=2",
             "-DBRINGS=2 -DWANTS=2 -DSEMAPHORES=1",
@@ -152,11 +153,11 @@ MODELS = {
         },
     ),
     "limiter": Model(
-        holds=(_START, "-DMIN_SIZE=4", "-DPRODUCERS=1 -DCONSUMERS=2"),
+        holds=(_START, "-DMIN_SIZE=1 -DWINDOW=4", "-DPRODUCERS=1 -DCONSUMERS=2"),
         holds_long=(
-            "-DKILLS=2",
-            "-DMIN_SIZE=4 -DKILLS=2",
-            "-DMIN_SIZE=1 -DWINDOW=4 -DKILLS=2",
+            "",
+            "-DMIN_SIZE=4",
+            "-DMIN_SIZE=4 -DPRODUCERS=1 -DCONSUMERS=2 -DKILLS=2",
             "-DMIN_SIZE=4 -DWINDOW=3 -DCONSUMERS=2",
         ),
         mutants={
@@ -166,6 +167,8 @@ MODELS = {
             "STAYS_OPEN": Mutant("-DMIN_SIZE=1 -DWINDOW=4"),
             "KEEP_CHARGE": Mutant("-DWINDOW=2"),
             "NO_RECLAIM": Mutant(""),
+            "NO_MARKED": Mutant(""),
+            "CLAIM_FIRST": Mutant(""),
             "STALE_ONCE": Mutant(""),
         },
     ),
