@@ -79,6 +79,6 @@ class Anchors:
                 f"{len(self._of_sequence)} sequences."
             )
         greatest = np.full(self.handles.size, -np.inf, np.float32)
-        # NaN wins, so that it is refused and not lost.
-        np.maximum.at(greatest, of, values)
+        with np.errstate(invalid="ignore"):  # NaN wins, so that it is refused and not lost
+            np.maximum.at(greatest, of, values)
         return greatest
