@@ -52,7 +52,9 @@ if TYPE_CHECKING:
     from shmrb.schema import Schema, schema_from_env, schema_like
     from shmrb.spec import (
         BufferSpec,
+        FifoSampler,
         ImmutableWriter,
+        LifoSampler,
         MemmapStorage,
         MinSize,
         MultiStep,
@@ -86,8 +88,8 @@ _HOMES = {
     "schedules": "LambdaScheduler LinearScheduler SchedulerList StepScheduler",
     "schema": "Schema schema_from_env schema_like",
     "spec": (
-        "BufferSpec ImmutableWriter MemmapStorage MinSize MultiStep PrioritizedSampler "
-        "PrioritizedSliceSampler Queue RandomSampler RateLimiter RoundRobinWriter "
+        "BufferSpec FifoSampler ImmutableWriter LifoSampler MemmapStorage MinSize MultiStep "
+        "PrioritizedSampler PrioritizedSliceSampler Queue RandomSampler RateLimiter RoundRobinWriter "
         "SamplerWithoutReplacement Sequence SharedStorage SliceSampler "
         "SliceSamplerWithoutReplacement Transition"
     ),
@@ -108,11 +110,13 @@ __all__ = [
     "DaemonError",
     "DeadlineError",
     "EmptyBufferError",
+    "FifoSampler",
     "FileSystemError",
     "FormatMismatchError",
     "ImmutableWriter",
     "LambdaScheduler",
     "LaneBusyError",
+    "LifoSampler",
     "LimiterInfo",
     "LimiterTimeoutError",
     "LinearScheduler",

@@ -93,8 +93,7 @@ class Appender:
         if rows.count > max(1, capacity // 2):
             return self._append_long(lane, rows, raw, timeout, end)
         flags = WriteFlag.END_TRAJECTORY if end else 0
-        ticket = self._write(lane, rows.addresses, raw, flags, timeout, (0, rows.count, rows.count))
-        return _slots(lane, capacity, ticket, rows.count)
+        return self._write(lane, rows.addresses, raw, flags, timeout, (0, rows.count, rows.count))
 
     def end_trajectory(self, timeout: float | None) -> None:
         """The next record of this handle starts another trajectory."""
@@ -174,28 +173,35 @@ class Appender:
         flags: int,
         timeout: float | None,
         piece: tuple[int, int, int],
-    ) -> int:
-        """Writes up to half a lane; the ticket of the first row.
+    ) -> Slots:
+        """Writes up to half a lane; the slots of its rows.
 
         `piece`: its first row, how many it has, and those of the whole call; `raw` is the call's.
         """
         start, count, whole = piece
-        if raw is None:
-            return self.attachment.run(
+        call = Call("extend", whole, Bell.ROOM)
+        spec = self.attachment.spec
+        if raw is None and not spec.refills_consumed:
+            ticket = self.attachment.run(
                 lambda segment: segment.extend(lane, count, addresses, 0, flags, SLICE_NS),
-                Call("extend", whole, Bell.ROOM),
+                call,
                 timeout,
             )
-        priorities = core.address(raw) + start * raw.itemsize
+            return _slots(lane, spec.lane_capacity, ticket, count)
+        priorities = 0 if raw is None else core.address(raw) + start * raw.itemsize
+        slots = np.empty(count, np.int64)
+        where = core.address(slots)
 
         def extend(segment: Segment) -> Outcome:
-            outcome = segment.extend(lane, count, addresses, 0, flags, SLICE_NS, priorities)
+            outcome = segment.extend(lane, count, addresses, 0, flags, SLICE_NS, priorities, where)
             if outcome[0] == Status.REFUSED:
+                assert raw is not None
                 self.desk.count_refusal()
                 raise self.desk.impossible(raw, start + outcome[1], "extend")
             return outcome
 
-        return self.attachment.run(extend, Call("extend", whole, Bell.ROOM), timeout)
+        self.attachment.run(extend, call, timeout)
+        return slots
 
     def _append_long(
         self, lane: int, rows: Rows, raw: Floats | None, timeout: float | None, end: bool
@@ -226,11 +232,11 @@ class Appender:
             try:
                 addresses = rows.tail(start, strides)
                 piece = start, count, rows.count
-                ticket = self._write(lane, addresses, raw, flags, left, piece)
+                part = self._write(lane, addresses, raw, flags, left, piece)
             except DeadlineError as error:
                 error.written = start
                 raise
-            slots[start : start + count] = _slots(lane, capacity, ticket, count)
+            slots[start : start + count] = part
         if rows.count > capacity:
             segment = attachment.segment or attachment.join()
             segment.count(Counter.OVERWRITTEN_IN_CALL, rows.count - capacity)

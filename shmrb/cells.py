@@ -15,7 +15,8 @@ import numpy as np
 from shmrb import core
 from shmrb.appender import Appender
 from shmrb.batches import Batch
-from shmrb.consumer import Consumer, kept, read_batch
+from shmrb.consumer import Consumer
+from shmrb.copies import kept, read_batch
 from shmrb.core import SLICE_NS
 from shmrb.drawn import Drawn
 from shmrb.errors import DeadlineError, RecordError, UnknownKeyError

@@ -116,6 +116,25 @@ class SamplerWithoutReplacement(Description):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FifoSampler(Description):
+    """The oldest records first; for queues, and for data that is used in the order it came.
+
+    With consumption each draw takes the oldest records that nobody has taken. Without it a draw
+    takes nothing away: it sees the oldest records of the buffer, until they are overwritten or
+    `empty` is called. Fewer records than asked for give a short batch.
+    """
+
+    kind: ClassVar[str] = "FifoSampler"
+
+
+@dataclass(frozen=True, slots=True)
+class LifoSampler(Description):
+    """The newest records first; for on-policy use. Otherwise as `FifoSampler`."""
+
+    kind: ClassVar[str] = "LifoSampler"
+
+
 def _check_priorities(description: Priorities | PrioritizedSampler) -> None:
     alpha, beta, eps = (real(name, getattr(description, name)) for name in ("alpha", "beta", "eps"))
     if alpha < 0:

@@ -9,6 +9,8 @@ import numpy as np
 
 from shmrb.attachment import Attachment
 from shmrb.batches import WEIGHT, Batch, BatchFormat
+from shmrb.consuming import Consuming
+from shmrb.copies import joined_batches, kept, read_batch
 from shmrb.core import SLICE_NS, Bell, Outcome, Segment, Status
 from shmrb.drawn import Drawn
 from shmrb.errors import EmptyBufferError, SpecError
@@ -63,6 +65,7 @@ class Consumer:
         self._sampler = sampler
         self._windows: WindowSource | None = None
         self._knows_windows = False  # which takes the schema
+        self._consuming: Consuming | None = None
         self._pass: Pass | None = None
         if isinstance(sampler, SamplerWithoutReplacement) and not isinstance(sampler, SliceSampler):
             self._pass = Pass(sampler)
@@ -123,7 +126,7 @@ class Consumer:
             )
         return int(asked)
 
-    def draw(self, asked: int | None, timeout: float | None, out: Any) -> Drawn:
+    def draw(self, asked: int | None, timeout: float | None, out: Any, hold: bool = False) -> Drawn:
         """Draws a batch, which is shorter than asked for at the end of a pass.
 
         A limiter is charged for it; an empty buffer is waited for if it has one, or if the caller
@@ -133,6 +136,7 @@ class Consumer:
             asked: records; None: the handle's batch size.
             timeout: seconds to wait.
             out: a batch whose memory is used again; None: new memory.
+            hold: leave what is taken away taken until it is acknowledged.
         """
         count = self.resolve_batch_size(asked)
         attachment = self.attachment
@@ -146,6 +150,16 @@ class Consumer:
             attachment.await_join(call, timeout)
         form = self._form or self.form
         windows = self._windows if self._knows_windows else self._find_windows(form)
+        if attachment.spec.consume_after_n_samples is not None:
+            cost = self.sample_unit.cost if limited else 0
+            drawn = self.consuming.draw(count, cost, timeout, out, hold)
+            self.ran_out = self.consuming.ran_out
+            return drawn
+        if hold:
+            raise SpecError(
+                "hold=True: nothing is taken away here. Create the buffer with "
+                "consume_after_n_samples=1."
+            )
         if windows is not None:
             drawn = windows.draw(count, timeout, out)
             self.ran_out = windows.order is not None and windows.order.ran_out
@@ -189,6 +203,26 @@ class Consumer:
         )
         return Drawn(batch, count, memory is not None)
 
+    @property
+    def consuming(self) -> Consuming:
+        """How this handle takes records away.
+
+        Raises:
+            SpecError: the buffer's records are not consumed.
+        """
+        spec = self.attachment.spec
+        if spec.consume_after_n_samples is None:
+            raise SpecError(
+                f"{self.attachment.address.name} takes no records away. Create the buffer with "
+                "consume_after_n_samples=1."
+            )
+        form = self.form
+        windows = self._find_windows(form)
+        with self.attachment.guard:
+            if self._consuming is None:
+                self._consuming = Consuming(self.attachment, form, self._sampler, windows)
+            return self._consuming
+
     def _find_windows(self, form: BatchFormat) -> WindowSource | None:
         with self.attachment.guard:
             if not self._knows_windows:
@@ -219,13 +253,12 @@ class Consumer:
             memory = None
             if self.ran_out:
                 break
-        total = sum(part.count for part in found)
-        if total == 0:
+        drawn = joined_batches(form, found)
+        if drawn.count == 0:
             name = self.attachment.address.name
             raise EmptyBufferError(f"Cannot sample from an empty storage. ({name} has no record.)")
-        if len(found) > 1:
-            return _join(form, found, total)
-        return Drawn(found[0].batch, total, found[0].batch is given)
+        drawn.reuses_out = drawn.batch is given
+        return drawn
 
 
 class _Take:
@@ -279,39 +312,3 @@ class _Take:
 def _holds_up(segment: Segment) -> bool:
     limiter = snapshot.limiter(segment)
     return limiter.enabled and not limiter.lifted
-
-
-def read_batch(segment: Segment, batch: Batch, count: int, cost: int = 0) -> Outcome:
-    """Reads the slots in `batch.index`; rows that hold no live record get generation -1."""
-    return segment.read(
-        batch.index_address,
-        count,
-        batch.addresses,
-        batch.generation_address,
-        0,
-        cost,
-        SLICE_NS,
-    )
-
-
-def kept(form: BatchFormat, batch: Batch) -> Drawn:
-    """The batch without the rows that held no record."""
-    whole = np.asarray(batch.generation) >= 0
-    if whole.all():
-        return Drawn(batch, len(whole))
-    rows = form.from_numpy(np.flatnonzero(whole))
-    leaves = [None if leaf is None else leaf[rows] for leaf in batch.leaves]
-    index, generation = batch.index[rows], batch.generation[rows]
-    return Drawn(Batch(leaves, index, generation, [], 0, 0), len(rows))
-
-
-def _join(form: BatchFormat, parts: list[Drawn], total: int) -> Drawn:
-    joined = form.allocate(total)
-    start = 0
-    for part in parts:
-        for target, source in zip(joined.leaves, part.batch.leaves, strict=True):
-            target[start : start + part.count] = source
-        joined.index[start : start + part.count] = part.batch.index
-        joined.generation[start : start + part.count] = part.batch.generation
-        start += part.count
-    return Drawn(joined, total)

@@ -54,6 +54,7 @@ __all__ = [
     "Rng",
     "Segment",
     "Status",
+    "TakeKind",
     "VersionKind",
     "WaitLabel",
     "Waited",
@@ -137,6 +138,15 @@ class Feature(IntEnum):
     PRIORITIES = 2
     LIMITER = 4
     CONSUMPTION = 8
+    REFILLS = 16
+
+
+class TakeKind(IntEnum):
+    """The order in which records are taken."""
+
+    UNIFORM = 0
+    OLDEST_FIRST = 1
+    NEWEST_FIRST = 2
 
 
 class WriteFlag(IntEnum):

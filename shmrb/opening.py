@@ -118,7 +118,6 @@ def refuse_unbuilt(spec: BufferSpec) -> None:
         name
         for name, described in (
             ("MemmapStorage", isinstance(spec.storage, MemmapStorage)),
-            ("consume_after_n_samples", spec.consume_after_n_samples is not None),
         )
         if described
     ]

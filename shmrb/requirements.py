@@ -6,6 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from shmrb.components import (
+    FifoSampler,
+    LifoSampler,
     MultiStep,
     PrioritizedSampler,
     RandomSampler,
@@ -29,10 +31,21 @@ SAMPLERS = (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     PrioritizedSliceSampler,
+    FifoSampler,
+    LifoSampler,
 )
+# Those that can take records away.
+CONSUMING = (RandomSampler, FifoSampler, LifoSampler)
 SAMPLE_UNITS = (Transition, Sequence, MultiStep)
 
-Sampler = RandomSampler | SamplerWithoutReplacement | PrioritizedSampler | SliceSampler
+Sampler = (
+    RandomSampler
+    | SamplerWithoutReplacement
+    | PrioritizedSampler
+    | SliceSampler
+    | FifoSampler
+    | LifoSampler
+)
 SampleUnit = Transition | Sequence | MultiStep
 
 
@@ -46,11 +59,11 @@ def require(spec: BufferSpec, sampler: Sampler, sample_unit: SampleUnit) -> None
     check_kind("sample_unit", sample_unit, SAMPLE_UNITS)
     if isinstance(sampler, PrioritizedSampler):
         _require_priorities(spec, sampler)
-    if spec.consume_after_n_samples is not None and not isinstance(sampler, RandomSampler):
+    if spec.consume_after_n_samples is not None and not isinstance(sampler, CONSUMING):
         raise SpecError(
             f"{type(sampler).__name__} cannot draw from a buffer with consume_after_n_samples="
-            f"{spec.consume_after_n_samples}: expected RandomSampler. Create the buffer without "
-            "consume_after_n_samples, or leave the sampler out."
+            f"{spec.consume_after_n_samples}: expected RandomSampler, FifoSampler or LifoSampler. "
+            "Create the buffer without consume_after_n_samples, or leave the sampler out."
         )
     if spec.schema is None:
         return

@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 
 from shmrb.boundaries import checked_done_keys, checked_traj_key
 from shmrb.components import (
+    FifoSampler,
     ImmutableWriter,
+    LifoSampler,
     MemmapStorage,
     MultiStep,
     Priorities,
@@ -54,10 +56,13 @@ from shmrb.slicing import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
+from shmrb.steps import is_stored_once
 
 __all__ = [
     "BufferSpec",
+    "FifoSampler",
     "ImmutableWriter",
+    "LifoSampler",
     "Limiter",
     "MemmapStorage",
     "MinSize",
@@ -109,6 +114,8 @@ PARAMETER_SLOTS = 3
 
 # A token has 16 bits for the client slot plus one, and 0 means nobody.
 MAX_CLIENTS = (1 << 16) - 1
+# Draws of a record are counted in 32 bits.
+MAX_DRAWS = (1 << 32) - 1
 # Offsets into a column are int64.
 MAX_COLUMN_BYTES = 1 << 62
 
@@ -224,6 +231,18 @@ class BufferSpec(Description):
         shared = (self.priorities, self.limiter, self.consume_after_n_samples)
         return any(setting is not None for setting in shared)
 
+    @property
+    def refills_consumed(self) -> bool:
+        """Whether writes fill the slots of consumed records before they go on in the ring.
+
+        Where the order of records counts, the ring alone decides: in lanes, for sequences, and
+        where what came next lies in the following record.
+        """
+        if self.consume_after_n_samples is None or self.lanes > 1:
+            return False
+        stored_once = self.schema is not None and is_stored_once(self.schema)
+        return isinstance(self.sample_unit, Transition) and not stored_once
+
     def with_schema(self, schema: Schema) -> BufferSpec:
         """This description with the schema that the first write decided."""
         return dataclasses.replace(self, schema=schema)
@@ -307,6 +326,8 @@ def _checked_count(count: Any) -> int:
         raise SpecTypeError("consume_after_n_samples must be a positive integer.")
     if count < 1:
         raise SpecError("consume_after_n_samples must be a positive integer.")
+    if count > MAX_DRAWS:
+        raise SpecError(f"consume_after_n_samples: at most {MAX_DRAWS} is possible, got {count}.")
     return count
 
 

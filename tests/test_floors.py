@@ -47,6 +47,8 @@ FLOORS = {
     "shmrb.channel": 5,
     "shmrb.client": 5,
     "shmrb.consumer": 5,
+    "shmrb.consuming": 5,
+    "shmrb.copies": 5,
     "shmrb.gathering": 5,
     "shmrb.handles": 5,
     "shmrb.limits": 5,

@@ -91,6 +91,20 @@ struct PriorityBlock {
 };
 static_assert(sizeof(PriorityBlock) == 256);
 
+// What consumption keeps beside its arrays, which lie in a file of their own.
+struct ConsumptionBlock {
+  int64_t members;     // records that may be drawn
+  int64_t held;        // records that somebody has taken and not finished
+  int64_t first;       // oldest record that is not consumed, slot + 1; 0 = none
+  int64_t last;
+  int64_t freed_head;  // slots ever taken from the queue of those that writes may fill, and ever put into it
+  int64_t freed_tail;
+  int64_t arrivals;    // records that ever came or were consumed
+  uint64_t holders_stale;  // 1: a client died or left; whoever has the lock next looks for what it had taken
+  uint8_t reserved[64];
+};
+static_assert(sizeof(ConsumptionBlock) == 128);
+
 // Counters of one client, and of all clients that left.
 enum Counter : int {
   kWriteCalls = 0,
@@ -147,7 +161,7 @@ struct ControlBlock {
   JournalBlock journal;  // 768: of the control lock
   uint8_t reserved6[8];
   PriorityBlock priorities;  // 896
-  uint8_t consumption[128];  // 1152: left to consumption
+  ConsumptionBlock consumption;  // 1152
   uint64_t events[kEvents];  // 1280
   uint64_t retired[kCounters];  // 1408: counters of clients that left
   uint8_t reserved7[4096 - 1536];

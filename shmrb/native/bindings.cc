@@ -72,14 +72,14 @@ nb::tuple attach(Segment& s, const std::string& live_lock, uint32_t hint, uint32
 }
 
 nb::tuple extend(Segment& s, uint32_t lane, int64_t count, const Addresses& columns, uint64_t versions, uint32_t flags,
-                 int64_t slice_ns, uint64_t priorities) {
+                 int64_t slice_ns, uint64_t priorities, uint64_t slots) {
   return write_call(s, [&](const View& view) -> Outcome {
     int64_t longest = view.lane_capacity / 2 > 0 ? view.lane_capacity / 2 : 1;
     if (lane >= view.lane_count || count < 1 || count > longest || columns.size() != view.columns.size())
       return {kCorrupt, 0, kNothing, 0, 0};
     auto sources = pointers(columns);
     if (priorities && !view.has(kPriorities)) return {kCorrupt, 0, kNothing, 0, 0};
-    Rows rows{count, sources.data(), at<const int64_t>(versions), at<const float>(priorities)};
+    Rows rows{count, sources.data(), at<const int64_t>(versions), at<const float>(priorities), at<int64_t>(slots)};
     return append(view, lane, rows, flags, deadline(slice_ns));
   });
 }
@@ -88,7 +88,7 @@ nb::tuple write_one(Segment& s, int64_t slot, const Addresses& columns, uint64_t
   return write_call(s, [&](const View& view) -> Outcome {
     if (!view.in_range(slot) || columns.size() != view.columns.size()) return {kCorrupt, 0, kNothing, 0, 0};
     auto sources = pointers(columns);
-    return refill(view, slot, {1, sources.data(), at<const int64_t>(version), nullptr}, deadline(slice_ns));
+    return refill(view, slot, {1, sources.data(), at<const int64_t>(version), nullptr, nullptr}, deadline(slice_ns));
   });
 }
 
@@ -149,6 +149,24 @@ nb::tuple windows(Segment& s, Stream& stream, int kind, int64_t count, const std
     if (anchor_kind == AnchorKind::kByMass && !view.acts()) return {kReadOnly, 0, kNothing, 0, 0};
     if (kind >= 2 && view.starts.empty()) return {kCorrupt, 0, kNothing, 0, 0};
     return sample_windows(view, stream.fork(), unit, anchor_kind, batch, cost, deadline(slice_ns));
+  });
+}
+
+// `kind`: TakeKind. `cost`: what the limiter is charged for a record.
+nb::tuple take_records(Segment& s, Stream& stream, int kind, int64_t count, bool hold, uint32_t cost, uint64_t slots,
+                       uint64_t generations, int64_t slice_ns) {
+  return change_call(s, [&](const View& view) -> Outcome {
+    if (kind < 0 || kind > 2 || count < 1 || count > UINT32_MAX) return {kCorrupt, 0, kNothing, 0, 0};
+    Wish wish{static_cast<TakeKind>(kind), count, hold, cost};
+    return take(view, stream.fork(), wish, at<int64_t>(slots), at<int64_t>(generations), deadline(slice_ns));
+  });
+}
+
+nb::tuple end_takes_of(Segment& s, bool back, uint64_t index, int64_t count, uint64_t generation, uint64_t verdicts,
+                       int64_t slice_ns) {
+  return change_call(s, [&](const View& view) -> Outcome {
+    return end_takes(view, back, count, at<const int64_t>(index), at<const int64_t>(generation), at<uint8_t>(verdicts),
+                     deadline(slice_ns));
   });
 }
 
@@ -314,7 +332,7 @@ NB_MODULE(_native, m) {
       .def("alive", [](Segment& s, uint32_t token) { return s.view.liveness.alive(token); }, "token"_a)
       .def("is_ready", [](Segment& s) { return order::observe(&s.view.control->state) == kReadyState; })
       .def("extend", &extend, "lane"_a, "count"_a, "columns"_a, "versions"_a, "flags"_a, "slice_ns"_a,
-           "priorities"_a = 0)
+           "priorities"_a = 0, "slots"_a = 0)
       .def("write", &write_one, "slot"_a, "columns"_a, "version"_a, "slice_ns"_a)
       .def("admit", [](Segment& s, int64_t rows, int64_t slice_ns) {
         return change_call(s, [&](const View& view) { return admit(view, rows, deadline(slice_ns)); });
@@ -332,6 +350,10 @@ NB_MODULE(_native, m) {
            "version"_a, "cost"_a, "slice_ns"_a)
       .def("windows", &windows, "rng"_a, "kind"_a, "count"_a, "shape"_a, "outputs"_a, "anchors"_a, "index"_a,
            "generation"_a, "valid"_a, "weights"_a, "cost"_a, "slice_ns"_a)
+      .def("take", &take_records, "rng"_a, "kind"_a, "count"_a, "hold"_a, "cost"_a, "slots"_a, "generations"_a,
+           "slice_ns"_a)
+      .def("end_takes", &end_takes_of, "back"_a, "index"_a, "count"_a, "generation"_a, "verdicts"_a, "slice_ns"_a)
+      .def("consumption", &consumption)
       .def("runs", &runs, "lane"_a)
       .def("run_summary", &run_summary)
       .def("update_priority", &update_priority_rows, "index"_a, "count"_a, "generation"_a, "priorities"_a, "verdicts"_a,
@@ -383,6 +405,19 @@ NB_MODULE(_native, m) {
           return lease_lane(view, lane);
         });
       }, "lane"_a)
+      .def("rotate", [](Segment& s, uint32_t lane) {
+        return change_call(s, [&](const View& view) -> Outcome {
+          if (lane >= view.lane_count) return {kCorrupt, 0, kNothing, 0, 0};
+          return rotate_lane(view, lane);
+        });
+      }, "lane"_a)
+      .def("empty_lanes", [](Segment& s, const std::vector<uint32_t>& lanes, int64_t slice_ns) {
+        return change_call(s, [&](const View& view) -> Outcome {
+          for (uint32_t lane : lanes)
+            if (lane >= view.lane_count) return {kCorrupt, 0, kNothing, 0, 0};
+          return empty_lanes(view, lanes, deadline(slice_ns));
+        });
+      }, "lanes"_a, "slice_ns"_a)
       .def("release_lease", [](Segment& s, uint32_t lane) {
         return change_call(s, [&](const View& view) -> Outcome {
           if (lane >= view.lane_count) return {kCorrupt, 0, kNothing, 0, 0};

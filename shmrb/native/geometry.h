@@ -54,6 +54,18 @@ inline std::unique_ptr<Segment> make_segment(nb::dict g) {
     view.tree = PriorityTree(reinterpret_cast<uint64_t*>(prio + number("leaves")), std::move(sums), std::move(minima),
                              view.capacity);
   }
+  if (view.has(kConsumption)) {
+    auto* file = at<uint8_t>(number("consumption"));
+    auto places = nb::cast<std::vector<uint64_t>>(g["consumption_arrays"]);
+    uint64_t limit = number("consume_after");
+    if (!file || places.size() != 9 || limit < 1 || limit > UINT32_MAX || !view.has(kOneLock))
+      throw nb::value_error("geometry: no room for consumption");
+    auto narrow = [&](int i) { return reinterpret_cast<uint32_t*>(file + places[i]); };
+    auto wide = [&](int i) { return reinterpret_cast<int64_t*>(file + places[i]); };
+    view.consumed = {narrow(0), narrow(1), narrow(2), wide(3), wide(4), wide(5),
+                     wide(6), wide(7), wide(8), static_cast<uint32_t>(limit)};
+    if (view.has(kRefills) && view.lane_count != 1) throw nb::value_error("geometry: only one lane can be refilled");
+  }
   if (g.contains("starts")) {
     std::vector<uint32_t*> levels;
     std::vector<int64_t> widths;

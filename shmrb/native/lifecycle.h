@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "draw.h"
+#include "consume.h"
 
 namespace shmrb {
 
@@ -93,6 +93,7 @@ inline Outcome empty(const View& view, bool reset_write_count, int64_t deadline_
     Disagreeing disagreeing(view);
     if (Outcome refused = empty_all(); refused.status != kOk) return refused;
     if (view.has(kPriorities)) empty_tree(view);
+    if (view.has(kConsumption)) view.consumption().clear();
   }
   LimiterBlock& limiter = view.control->limiter;
   if (reset_write_count && view.has(kLimiter))
@@ -195,6 +196,10 @@ inline int64_t recover_tenant(const View& view, uint32_t client) {
     uint32_t lease = order::observe(&view.lanes[i].lease);
     if (dead(lease)) order::claim(&view.lanes[i].lease, lease, 0u);
   }
+  if (view.has(kConsumption)) {
+    order::publish(&view.control->consumption.holders_stale, uint64_t{1});
+    if (Held held(view, view.control->control_lock, soon); held) settle_holders(view, false);
+  }
   view.note(kClientsRecovered);
   return slots;
 }
@@ -257,8 +262,9 @@ inline Outcome size(const View& view, const char* live_lock) {
     wake = ring_records(view) | ring_room(view);
   settle_holes(view, false);
   Flight flight(view);
-  int64_t records = flight.dead_on_board ? count_whole(view)
-                                         : live_records(view) - flight.rows - overwritten_slots(view);
+  int64_t known = view.has(kConsumption) ? view.consumption().members()
+                                         : live_records(view) - overwritten_slots(view);
+  int64_t records = flight.dead_on_board ? count_whole(view) : known - flight.rows;
   return {kOk, records > 0 ? records : 0, kNothing, 0, wake};
 }
 

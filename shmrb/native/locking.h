@@ -7,6 +7,27 @@
 
 namespace shmrb {
 
+// What consumption keeps, from the words. A slot that a write was about to fill stays in the queue until the write was
+// counted; once it was, the slot is that write's, though it may not have got round to saying so.
+inline void rebuild_consumption(const View& view) {
+  Consumption consumption = view.consumption();
+  std::vector<int64_t> records, empty;
+  for (int64_t slot = 0; slot < view.capacity; ++slot) {
+    uint64_t word = order::observe(&view.words[slot]);
+    bool is_first_write = word_busy(word) && word_revision(word) == 0;
+    if (word_generation(word) == 0 || !ticket_is_live(view, slot)) {
+      consumption.forget(slot);
+    } else if (word_void(word) || (is_first_write && consumption.is_queued(slot))) {
+      if (view.has(kRefills)) empty.push_back(slot);
+      else consumption.forget(slot);
+    } else {
+      if (is_first_write && consumption.is_consumed(slot)) consumption.forget(slot);
+      records.push_back(slot);
+    }
+  }
+  consumption.rebuild(std::move(records), empty);
+}
+
 // Finishes what the dead owner of a lane's lock (or of the control lock) was changing.
 inline void repair(const View& view, LockBlock& lock) {
   view.note(kLockTakeOvers);
@@ -17,8 +38,9 @@ inline void repair(const View& view, LockBlock& lock) {
     apply_journal(view, view.lanes[lane].journal);
     order::publish(&view.lanes[lane].holes_stale, 1u);  // it may have died while it counted them
   }
-  if (view.has(kPriorities) && order::observe(&lock.dirty)) {
-    rebuild_tree(view);
+  if (order::observe(&lock.dirty)) {
+    if (view.has(kPriorities)) rebuild_tree(view);
+    if (view.has(kConsumption)) rebuild_consumption(view);
     order::publish(&lock.dirty, 0u);
   }
 }

@@ -48,10 +48,12 @@ inline void find_greatest(const View& view) {
   }
 }
 
-// Between two states in which words, leaves and sums agree.
+// Between two states in which words, leaves and sums, or words and what consumption keeps, agree.
 class Disagreeing {
  public:
-  explicit Disagreeing(const View& view) : lock_(view.has(kPriorities) ? &view.control->control_lock : nullptr) {
+  explicit Disagreeing(const View& view)
+      : lock_(view.has(kPriorities) || view.has(kConsumption) ? &view.control->control_lock : nullptr) {
+    if (lock_ && order::peek(&lock_->dirty)) lock_ = nullptr;  // within another change, which says when all is well
     if (lock_) order::publish(&lock_->dirty, 1u);
   }
   ~Disagreeing() {

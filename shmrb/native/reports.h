@@ -52,6 +52,19 @@ inline nb::dict priorities(Segment& s) {
   return result;
 }
 
+// What consumption counts, and whether its lists say what the words say.
+inline nb::dict consumption(Segment& s) {
+  nb::dict result;
+  Segment::Call counted(s);
+  if (!counted || !s.view.has(kConsumption)) return result;
+  Consumption consumption = s.view.consumption();
+  result["limit"] = s.view.consumed.limit;
+  result["members"] = consumption.members();
+  result["held"] = consumption.held();
+  result["freed"] = consumption.freed();
+  return result;
+}
+
 inline nb::list lanes(Segment& s) {
   nb::list result;
   Segment::Call counted(s);
@@ -202,6 +215,10 @@ inline nb::dict abi() {
   using P = PriorityBlock;
   r["PriorityBlock"] = describe(sizeof(P), {SPAN(P, alpha), SPAN(P, beta), SPAN(P, eps), SPAN(P, max_priority),
                                             SPAN(P, max_slot), SPAN(P, within_buffer)});
+  using Q = ConsumptionBlock;
+  r["ConsumptionBlock"] = describe(
+      sizeof(Q), {SPAN(Q, members), SPAN(Q, held), SPAN(Q, first), SPAN(Q, last), SPAN(Q, freed_head),
+                  SPAN(Q, freed_tail), SPAN(Q, arrivals), SPAN(Q, holders_stale)});
   using C = ControlBlock;
   r["ControlBlock"] = describe(
       sizeof(C), {SPAN(C, magic), SPAN(C, format), SPAN(C, state), SPAN(C, uuid), SPAN(C, generation_base),

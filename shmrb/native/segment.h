@@ -5,10 +5,13 @@
 #include <atomic>
 #include <string>
 
-#include "lifecycle.h"
+#include "lanes.h"
 #include "sequences.h"
 
 namespace shmrb {
+
+// A handle that is closed waits so long for the control lock.
+constexpr int64_t kLeaveWithinNs = 50'000'000;
 
 class Segment {
  public:
@@ -82,7 +85,9 @@ class Segment {
     }
     if (view.token) {
       for (uint32_t i = 0; i < view.lane_count; ++i) give_back_lane(view, i);
-      clear_entry(view, view.clients[token_slot(view.token)]);
+      // Who cannot give back what it has taken leaves its entry, as if it had died: then others do.
+      if (!view.has(kConsumption) || give_all_back(view, monotonic_ns() + kLeaveWithinNs))
+        clear_entry(view, view.clients[token_slot(view.token)]);
       byte_.release();
     }
     view.token = 0;

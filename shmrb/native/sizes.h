@@ -48,6 +48,13 @@ struct Flight {
   }
 };
 
+// REQUIRES: the control lock is held. These slots hold no record to consume.
+inline void lose_slots(const View& view, const std::vector<int64_t>& slots) {
+  if (slots.empty()) return;
+  Disagreeing disagreeing(view);
+  for (int64_t slot : slots) view.consumption().lose(slot);
+}
+
 // REQUIRES: the lane's lock is held, so that no writer fills a hole meanwhile.
 inline void recount_holes(const View& view, uint32_t lane) {
   LaneBlock& block = view.lanes[lane];
@@ -56,13 +63,16 @@ inline void recount_holes(const View& view, uint32_t lane) {
   int64_t live = Window::of(block).tickets(view.lane_capacity);
   int64_t holes = 0;
   std::vector<int64_t> without_record;  // a slot that holds no record keeps no mass
+  std::vector<int64_t> to_lose;         // and nobody may take it
   for (int64_t i = 0; i < live; ++i) {
     if (!word_void(order::peek(&view.words[first + i]))) continue;
     ++holes;
     if (view.has(kPriorities) && view.tree.leaf(first + i).mass > 0) without_record.push_back(first + i);
+    if (view.has(kConsumption)) to_lose.push_back(first + i);
   }
   order::put(&block.holes, holes);
   clear_leaves(view, without_record);
+  lose_slots(view, to_lose);
 }
 
 // Counts holes anew where somebody voided a slot. A lane whose lock is taken keeps its old count for this look.
@@ -78,8 +88,9 @@ inline void settle_holes(const View& view, bool holds_lock) {
   }
 }
 
-// Records under live tickets: those in flight included, holes not.
+// Records under live tickets: those in flight included, holes not. With consumption those that are not consumed.
 inline int64_t live_records(const View& view) {
+  if (view.has(kConsumption)) return view.consumption().members() + view.consumption().held();
   int64_t records = 0;
   for (uint32_t i = 0; i < view.lane_count; ++i) {
     const LaneBlock& lane = view.lanes[i];
@@ -105,13 +116,16 @@ inline int64_t overwritten_slots(const View& view) {
   return slots;
 }
 
-// Records that are live and whole, by looking at every word.
+// Records that are live and whole, by looking at every word. With consumption those that may be drawn.
 inline int64_t count_whole(const View& view) {
   int64_t records = 0;
   for (uint32_t lane = 0; lane < view.lane_count; ++lane) {
     int64_t first = lane * view.lane_capacity;
     int64_t tickets = Window::of(view.lanes[lane]).tickets(view.lane_capacity);
-    for (int64_t i = 0; i < tickets; ++i) records += word_whole(order::peek(&view.words[first + i]));
+    for (int64_t i = 0; i < tickets; ++i) {
+      bool counts = !view.has(kConsumption) || view.consumption().may_be_drawn(first + i);
+      records += counts && word_whole(order::peek(&view.words[first + i]));
+    }
   }
   return records;
 }

@@ -21,6 +21,11 @@ inline void doubt_holes(const View& view, int64_t slot) {
 // them any more, `marked` is taken back. Marked first: what it was set to before is at most the head.
 inline bool is_uncounted(const View& view, int64_t slot) {
   const LaneBlock& lane = view.lanes[view.lane_of(slot)];
+  if (view.has(kConsumption)) {
+    // A write that fills queued slots counts its rows by journal: once that is announced it will be made.
+    if (order::observe(&lane.journal.count) != 0) return false;
+    if (view.has(kRefills) && view.consumption().is_queued(slot)) return true;
+  }
   int64_t marked = order::observe(&lane.marked);
   int64_t head = order::observe(&lane.head);
   if (!is_ticket(head) || marked <= head) return false;

@@ -44,6 +44,10 @@ enum Point : int {
   kFilled,            // creation: everything but the name
   kDeclared,          // creation: declaration named, no memory
   kDropping,          // drop: state is dead, files still there
+  kMidTake,           // consumption: the first record of a draw is taken, the others not
+  kTaken,             // consumption: records are taken, nothing copied
+  kMidFinish,         // consumption: the first record of a draw is finished, the others not
+  kMidSettle,         // consumption: the first record of a dead client's is settled, the others not
   kPoints,
 };
 
@@ -51,7 +55,7 @@ inline constexpr const char* kNames[kPoints] = {
     "holding_lock", "claimed", "mid_mark", "reserved", "head_moved", "mid_payload", "before_commit", "mid_commit",
     "committed", "notifying", "update_claimed", "update_marked", "update_mid_payload", "update_before_commit",
     "empty_journalled", "empty_mid_apply", "charged", "drawn", "mid_leaves", "mid_tree", "byte_taken", "epoch_moved", "recovering", "recovered",
-    "waiting", "leased", "sized", "filled", "declared", "dropping"};
+    "waiting", "leased", "sized", "filled", "declared", "dropping", "mid_take", "taken", "mid_finish", "mid_settle"};
 
 enum Action : int { kPause, kStop, kKill };
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "consumption.h"
 #include "order.h"
 #include "ownership.h"
 #include "starts.h"
@@ -13,7 +14,7 @@
 
 namespace shmrb {
 
-enum Feature : uint32_t { kOneLock = 1, kPriorities = 2, kLimiter = 4, kConsumption = 8 };
+enum Feature : uint32_t { kOneLock = 1, kPriorities = 2, kLimiter = 4, kConsumption = 8, kRefills = 16 };
 
 struct Column {
   uint8_t* base;  // null when the column has no bytes
@@ -29,6 +30,7 @@ struct View {
   uint32_t* runs = nullptr;
   int64_t* versions = nullptr;
   PriorityTree tree;  // of buffers with priorities; touched under the control lock
+  ConsumptionArrays consumed;  // of buffers with consumption; touched under the control lock
   StartCounts starts;  // changed under the lane's lock
   int64_t id_column = -1;  // position of the trajectory id's column
   std::vector<Column> columns;
@@ -51,6 +53,8 @@ struct View {
     if (token) order::bump(&me()->counters[counter], amount);
   }
   void note(Event event, uint64_t amount = 1) const { order::bump(&control->events[event], amount); }
+
+  Consumption consumption() const { return {control->consumption, consumed, capacity, has(kRefills)}; }
 
   // The one lock that reserve, empty and whatever else must agree with it take.
   LockBlock& lock_of(uint32_t lane) const { return has(kOneLock) ? control->control_lock : lanes[lane].lock; }

@@ -4,95 +4,9 @@
 // replacing are void, nothing else. Once the first slot is marked a call neither waits, nor times out, nor returns early.
 #pragma once
 
-#include "bells.h"
-#include "limiter.h"
+#include "refill.h"
 
 namespace shmrb {
-
-enum WriteFlag : uint32_t {
-  kAdmitted = 1,        // the limiter admitted the whole call before its first chunk
-  kEndTrajectory = 2,   // the last row ends its trajectory, whatever its done fields say
-};
-
-// What is written: one contiguous array a column, rows in order.
-struct Rows {
-  int64_t count;
-  const uint8_t* const* columns;
-  const int64_t* versions;  // null: -1
-  const float* priorities;  // null: the default for all
-};
-
-// REQUIRES: every slot of the write is claimed and marked busy by the caller.
-inline void copy_rows_in(const View& view, const Rows& rows, int64_t from, int64_t slot, int64_t count) {
-  for (size_t c = 0; c < view.columns.size(); ++c) {
-    const Column& column = view.columns[c];
-    if (column.base)
-      order::copy_payload(column.base + slot * column.row_bytes, rows.columns[c] + from * column.row_bytes,
-                          count * column.row_bytes);
-    if (c == 0) stopping::at(stopping::kMidPayload);
-  }
-  for (int64_t i = 0; i < count; ++i)
-    order::put(&view.versions[slot + i], rows.versions ? rows.versions[from + i] : int64_t{-1});
-}
-
-inline void publish_slot(const View& view, int64_t slot) {
-  uint64_t word = order::peek(&view.words[slot]);
-  order::publish(&view.words[slot], word & ~kBusy64);
-  free_slot(view, slot);
-}
-
-inline bool row_ends(const View& view, const Rows& rows, int64_t i) {
-  for (uint32_t c : view.done_columns)
-    if (rows.columns[c][i]) return true;
-  return false;
-}
-
-// The row's trajectory id, hashed (FNV-1a) so that ids of any dtype and shape fit one word; 0 without an id field.
-inline uint64_t trajectory_of(const View& view, const Rows& rows, int64_t i) {
-  if (view.id_column < 0) return 0;
-  size_t bytes = view.columns[view.id_column].row_bytes;
-  const uint8_t* id = rows.columns[view.id_column] + i * bytes;
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (size_t k = 0; k < bytes; ++k) hash = (hash ^ id[k]) * 0x100000001b3ull;
-  return hash;
-}
-
-// Gives each row its run. A writer goes on with the lane's open run only when the lane's last ticket is its own, did not
-// end and bears the same trajectory id. Where the writer changes a number is left out: a window that goes on behind an
-// end asks for consecutive numbers. The counter moves first, so a death in between can only skip numbers.
-inline void stamp_runs(const View& view, LaneBlock& lane, int64_t first_slot, int64_t head, const Rows& rows,
-                       uint32_t flags) {
-  bool goes_on = lane.last_writer == view.token && !lane.run_ended && head > order::peek(&lane.floor);
-  uint32_t number = lane.open_run;
-  bool other_writer = lane.last_writer != 0 && lane.last_writer != view.token;
-  uint32_t next = (lane.next_run + other_writer) & kRunNumberMask;
-  uint64_t trajectory = lane.open_trajectory;
-  bool ended = false;
-  for (int64_t i = 0; i < rows.count; ++i) {
-    uint32_t run = 0;
-    uint64_t id = trajectory_of(view, rows, i);
-    if (!goes_on || id != trajectory) {
-      number = next;
-      next = (next + 1) & kRunNumberMask;
-      run |= kRunFirst;
-    }
-    trajectory = id;
-    ended = row_ends(view, rows, i) || ((flags & kEndTrajectory) && i == rows.count - 1);
-    if (ended) run |= kRunLast;
-    order::put(&view.runs[first_slot + (head + i) % view.lane_capacity], run | number);
-    goes_on = !ended;
-  }
-  int64_t position = head % view.lane_capacity;
-  auto number_of_lane = static_cast<uint32_t>(&lane - view.lanes);
-  int64_t before_wrap = view.lane_capacity - position < rows.count ? view.lane_capacity - position : rows.count;
-  view.starts.recount(number_of_lane, position, before_wrap);
-  if (before_wrap < rows.count) view.starts.recount(number_of_lane, 0, rows.count - before_wrap);
-  order::put(&lane.open_trajectory, trajectory);
-  order::put(&lane.next_run, next);
-  order::put(&lane.last_writer, view.token);
-  order::put(&lane.open_run, number);
-  order::put(&lane.run_ended, uint32_t{ended});
-}
 
 // A writer that died between its first mark and the head left busy slots that head does not count. REQUIRES: the lane's
 // lock is held; then whoever marked them is dead.
@@ -119,38 +33,51 @@ inline uint32_t claim_range(const View& view, int64_t first_slot, int64_t positi
   return 0;
 }
 
-// REQUIRES: the lane's lock is held and the slots are claimed. Marks, stamps runs, moves the head.
+// REQUIRES: the lane's lock is held and the slots are claimed. Marks, stamps runs, moves the head. `rows`: those that take
+// tickets; the whole write has those of `refill` before them.
 inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, int64_t head, const Rows& rows,
-                    uint32_t flags) {
+                    const Refill& refill, uint32_t flags) {
   int64_t floor = order::peek(&lane.floor);
   int64_t position = head % view.lane_capacity;
   Disagreeing disagreeing(view);
   Changing changing(view);
   order::put(&lane.marked, head + rows.count);
-  int64_t filled_holes = 0;
+  int64_t filled_holes = refill.mark(view);
   for (int64_t i = 0; i < rows.count; ++i) {
     int64_t slot = first_slot + (position + i) % view.lane_capacity;
     bool emptied = head + i - view.lane_capacity < floor;  // the lane's first lap over its floor
     uint64_t word = order::peek(&view.words[slot]);
     filled_holes += word_void(word) && !emptied;
     order::publish(&view.words[slot], make_word(next_generation(view, word, emptied), 0, kBusy64));
-    if (i == 0) stopping::at(stopping::kMidMark);
+    if (i == 0 && refill.is_empty()) stopping::at(stopping::kMidMark);
   }
   order::before_payload();
-  stamp_runs(view, lane, first_slot, head, rows, flags);
-  if (view.has(kPriorities)) enter_leaves(view, first_slot, position, rows.count, rows.priorities);
+  refill.stamp_runs(view, lane);
+  if (rows.count) stamp_runs(view, lane, first_slot, head, rows, flags);
+  if (view.has(kPriorities)) {
+    refill.enter_leaves(view, first_slot);
+    if (rows.count) enter_leaves(view, first_slot, position, rows.count, rows.priorities);
+  }
+  for (int64_t i = 0; view.has(kConsumption) && i < rows.count; ++i)
+    view.consumption().enter(first_slot + (position + i) % view.lane_capacity);
   stopping::at(stopping::kReserved);
   if (filled_holes) order::put(&lane.holes, lane.holes > filled_holes ? lane.holes - filled_holes : 0);
   order::put(&lane.written_ns, coarse_ns(CLOCK_REALTIME_COARSE));
-  order::bump(&view.me()->in_flight, rows.count);  // before the head: who looks in between sees less, never more
-  order::publish(&lane.head, head + rows.count);
+  // Before the head: who looks in between sees less, never more.
+  order::bump(&view.me()->in_flight, refill.in_flight() + rows.count);
+  if (refill.is_empty()) {
+    order::publish(&lane.head, head + rows.count);
+  } else {
+    refill.count(view, lane, head + rows.count);
+  }
   stopping::at(stopping::kHeadMoved);
 }
 
 inline uint64_t ring_records(const View& view) { return ring(view.control->records_bell); }
 inline uint64_t ring_room(const View& view) { return static_cast<uint64_t>(ring(view.control->room_bell)) << 32; }
 
-// Appends rows.count <= max(1, lane_capacity / 2) records to a lane. value: the first row's ticket.
+// Appends rows.count <= max(1, lane_capacity / 2) records to a lane. Where writes fill consumed slots these come first,
+// oldest consumption first; the other rows take tickets. value: the ticket of the first row that took one.
 inline Outcome append(const View& view, uint32_t lane_index, const Rows& rows, uint32_t flags, int64_t deadline_ns) {
   LaneBlock& lane = view.lanes[lane_index];
   int64_t first_slot = lane_index * view.lane_capacity;
@@ -158,6 +85,8 @@ inline Outcome append(const View& view, uint32_t lane_index, const Rows& rows, u
     if (!priority_is_possible(priorities_of(view), rows.priorities[i])) return {kRefused, i, kNothing, 0, 0};
   OwnerNap nap;
   int64_t head;
+  Refill refill(rows);
+  Tail tail(view, rows);
   for (;;) {
     Held held(view, view.lock_of(lane_index), deadline_ns);
     if (!held) return blocked_on(view.lock_kind(), held.who());
@@ -166,11 +95,20 @@ inline Outcome append(const View& view, uint32_t lane_index, const Rows& rows, u
     if (!is_ticket(head)) return {kCorrupt, 0, kNothing, 0, 0};
     settle_marked(view, lane, first_slot, head);
     if (!(flags & kAdmitted) && !may_insert(view, rows.count)) return {kLimited, 0, kNothing, 0, 0};
+    if (view.has(kRefills)) {
+      settle_holes(view, true);
+      refill.plan(view, head);
+      tail.begin_at(refill.taken());
+    }
     int64_t busy_slot = 0;
-    uint32_t owner = claim_range(view, first_slot, head % view.lane_capacity, rows.count, &busy_slot);
+    uint32_t owner = refill.claim(view, &busy_slot);
+    if (owner == 0) {
+      owner = claim_range(view, first_slot, head % view.lane_capacity, tail.rows.count, &busy_slot);
+      if (owner != 0) refill.unclaim(view);
+    }
     if (owner == 0) {
       stopping::at(stopping::kClaimed);
-      reserve(view, lane, first_slot, head, rows, flags);
+      reserve(view, lane, first_slot, head, tail.rows, refill, flags);
       break;
     }
     held.let_go();
@@ -178,20 +116,26 @@ inline Outcome append(const View& view, uint32_t lane_index, const Rows& rows, u
     nap.rest(view, busy_slot, owner, deadline_ns);
   }
   order::before_payload();
+  const Rows& ring = tail.rows;
   int64_t position = head % view.lane_capacity;
-  int64_t before_wrap = view.lane_capacity - position < rows.count ? view.lane_capacity - position : rows.count;
-  copy_rows_in(view, rows, 0, first_slot + position, before_wrap);
-  if (before_wrap < rows.count) copy_rows_in(view, rows, before_wrap, first_slot, rows.count - before_wrap);
+  int64_t before_wrap = view.lane_capacity - position < ring.count ? view.lane_capacity - position : ring.count;
+  refill.copy(view);
+  if (ring.count) copy_rows_in(view, ring, 0, first_slot + position, before_wrap);
+  if (before_wrap < ring.count) copy_rows_in(view, ring, before_wrap, first_slot, ring.count - before_wrap);
   stopping::at(stopping::kBeforeCommit);
-  for (int64_t i = 0; i < rows.count; ++i) {
-    publish_slot(view, first_slot + (position + i) % view.lane_capacity);
-    if (i == 0) stopping::at(stopping::kMidCommit);
+  refill.publish(view);
+  for (int64_t i = 0; i < ring.count; ++i) {
+    int64_t slot = first_slot + (position + i) % view.lane_capacity;
+    if (ring.slots) ring.slots[i] = slot;
+    publish_slot(view, slot);
+    if (i == 0 && refill.is_empty()) stopping::at(stopping::kMidCommit);
   }
-  order::bump(&view.me()->in_flight, -rows.count);
+  order::bump(&view.me()->in_flight, -(refill.in_flight() + ring.count));
   stopping::at(stopping::kCommitted);
   order::put(&view.me()->duties, order::peek(&view.me()->duties) | 1u);
   view.count(kWriteCalls, 1);
   view.count(kRecordsWritten, rows.count);
+  view.count(kOverwrittenInCall, refill.taken() - refill.in_flight());
   return {kOk, head, kNothing, 0, ring_records(view)};
 }
 

@@ -40,6 +40,18 @@ MAX_FILE_BYTES = 2**63 - 1
 
 # Per slot, in this order.
 SLOT_WORDS = {"words": 8, "owners": 4, "runs": 4, "versions": 8}
+# Of what consumption keeps a slot, in the order in which the native core takes them.
+CONSUMPTION_WORDS = {
+    "counts": 4,
+    "holders": 4,
+    "costs": 4,
+    "arrivals": 8,
+    "members": 8,
+    "places": 8,
+    "next": 8,
+    "previous": 8,
+    "freed": 8,
+}
 LEAF_BYTES = 8
 FAN_OUT = 8
 # Levels of the priority tree: nodes of 8 bytes for the sums, of 4 for the minima.
@@ -99,11 +111,13 @@ class Layout:
         """
         if spec.schema is None:
             raise SpecError("layout: expected a description with a schema, got none.")
-        regions = _control_regions(spec) | _slot_regions(spec)
+        regions = _control_regions(spec) | _slot_arrays(names.SLOTS, SLOT_WORDS, spec.capacity)
         if spec.purpose == "buffer":  # parameters hold no trajectories
             regions |= _start_regions(spec, regions["versions"])
         if spec.priorities is not None:
             regions |= _priority_regions(spec.capacity)
+        if spec.consume_after_n_samples is not None:
+            regions |= _slot_arrays(names.CONSUMPTION, CONSUMPTION_WORDS, spec.capacity)
         columns, data_bytes = _columns(spec)
         files: dict[str, int] = {}
         for region in regions.values():
@@ -279,11 +293,12 @@ def _control_regions(spec: BufferSpec) -> dict[str, Region]:
     }
 
 
-def _slot_regions(spec: BufferSpec) -> dict[str, Region]:
+def _slot_arrays(file: str, words: Mapping[str, int], capacity: int) -> dict[str, Region]:
+    """Arrays of one element a slot, one after the other."""
     regions, offset = {}, 0
-    for name, width in SLOT_WORDS.items():
-        regions[name] = Region(names.SLOTS, offset, spec.capacity * width)
-        offset = _aligned(offset + spec.capacity * width)
+    for name, width in words.items():
+        regions[name] = Region(file, offset, capacity * width)
+        offset = _aligned(offset + capacity * width)
     return regions
 
 

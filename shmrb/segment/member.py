@@ -22,7 +22,7 @@ from shmrb.segment.directory import Root
 from shmrb.segment.doorbell import Bell, open_semaphores
 from shmrb.segment.entries import Entry, State
 from shmrb.segment.filesystem import unproven
-from shmrb.segment.layout import Layout, start_levels
+from shmrb.segment.layout import CONSUMPTION_WORDS, Layout, start_levels
 from shmrb.segment.mapping import Mapping
 from shmrb.spec import BufferSpec
 
@@ -31,8 +31,12 @@ _ATTEMPTS = 20
 
 # Which files a role maps for writing; the others it maps for reading only.
 _WRITABLE = {
-    ClientRole.MEMBER: frozenset({names.CONTROL, names.SLOTS, names.PRIORITIES, names.DATA}),
-    ClientRole.LEARNER: frozenset({names.CONTROL, names.SLOTS, names.PRIORITIES}),
+    ClientRole.MEMBER: frozenset(
+        {names.CONTROL, names.SLOTS, names.PRIORITIES, names.CONSUMPTION, names.DATA}
+    ),
+    ClientRole.LEARNER: frozenset(
+        {names.CONTROL, names.SLOTS, names.PRIORITIES, names.CONSUMPTION}
+    ),
     ClientRole.OBSERVER: frozenset(),
 }
 
@@ -262,6 +266,18 @@ class Member:
             "done_columns": [spec.schema.find(path) for path in spec.done_keys],
             "id_column": -1 if spec.traj_key is None else spec.schema.find(spec.traj_key),
             "starts": self._start_levels(),
+            **self._consumption(),
+        }
+
+    def _consumption(self) -> dict[str, Any]:
+        """Where consumption keeps what it keeps, if it does."""
+        file = self._maps.get(names.CONSUMPTION)
+        if file is None:
+            return {}
+        return {
+            "consumption": file.address,
+            "consumption_arrays": [self.layout.regions[n].offset for n in CONSUMPTION_WORDS],
+            "consume_after": self.spec.consume_after_n_samples,
         }
 
     def _levels(self, tree: str) -> list[int]:
@@ -317,6 +333,8 @@ def _features(spec: BufferSpec) -> int:
         features |= Feature.LIMITER
     if spec.consume_after_n_samples is not None:
         features |= Feature.CONSUMPTION
+    if spec.refills_consumed:
+        features |= Feature.REFILLS
     return features
 
 

@@ -28,8 +28,10 @@ _UNFINISHED = re.compile(r"\.(new|gone)\.([0-9a-f]{32})")
 
 ROOT_VARIABLE = "SHMRB_ROOT"
 SOCKET_VARIABLE = "SHMRB_SOCKET"
+CONFIGURATION_VARIABLE = "SHMRB_CONFIG"
 SERVICE_ROOT = "/run/shmrb/segments"
 SERVICE_SOCKET = "/run/shmrb/daemon.sock"
+SERVICE_CONFIGURATION = "/etc/shmrb/shmrbd.toml"
 SHARED_MEMORY = "/dev/shm"
 # Where glibc and musl keep what sem_open makes.
 _SEMAPHORE_FILE = "/dev/shm/sem."
@@ -45,6 +47,7 @@ META = "meta"
 CONTROL = "ctl"
 SLOTS = "slots"
 PRIORITIES = "prio"
+CONSUMPTION = "consumption"
 DATA = "data"
 LIVE_LOCK = "live.lock"
 DECLARATION = "declaration"
@@ -253,6 +256,17 @@ def daemon_socket(
             "neither. Name a socket (--socket)."
         )
     return check_socket_path(_personal_socket(runtime))
+
+
+def daemon_configuration(environment: Mapping[str, str] = os.environ) -> str:
+    """The configuration file of a daemon of this user; it need not be there."""
+    named = environment.get(CONFIGURATION_VARIABLE)
+    if named:
+        return os.path.abspath(named)
+    if os.geteuid() < FIRST_PERSON_UID:
+        return SERVICE_CONFIGURATION
+    personal = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(personal, "shmrb", "shmrbd.toml")
 
 
 def client_sockets(

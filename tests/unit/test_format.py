@@ -16,7 +16,7 @@ from shmrb import core
 from shmrb.schema import Schema
 from shmrb.segment import entries, layout, names, removal
 from shmrb.segment.layout import Layout
-from shmrb.spec import BufferSpec, PrioritizedSampler, SharedStorage
+from shmrb.spec import BufferSpec, PrioritizedSampler, RandomSampler, SharedStorage
 
 # Beside the installed module, so that the page which ships is the one that is checked.
 TEXT = (Path(shmrb.segment.__file__).parent / "FORMAT.md").read_text()
@@ -132,7 +132,8 @@ def test_the_regions_are_where_layout_puts_them(capacity: int, lanes: int, clien
         schema=Schema.from_mapping({"a": "float32"}),
         sampler=PrioritizedSampler(alpha=1.0, beta=1.0),
     )
-    made = Layout.of(replace(spec, max_clients=clients))
+    consuming = {"consume_after_n_samples": 1, "sampler": RandomSampler()}
+    made = Layout.of(replace(spec, max_clients=clients, **consuming))
     spec = made.spec
     stated = {}
     end = 0
@@ -160,7 +161,8 @@ def test_the_files_are_those_that_layout_makes() -> None:
     spec = BufferSpec(
         storage=SharedStorage(8),
         schema=Schema.from_mapping({"a": "float32"}),
-        sampler=PrioritizedSampler(alpha=1.0, beta=1.0),
+        priorities=PrioritizedSampler(alpha=1.0, beta=1.0).priorities,
+        consume_after_n_samples=1,
     )
     made = Layout.of(spec)
     assert rows == {*made.files, names.META, names.DECLARATION}
