@@ -26,7 +26,11 @@ class Pass:
     """
 
     def __init__(self, sampler: SamplerWithoutReplacement) -> None:
+        # numpy loads it when it is used: another thread could hold the import lock over a fork.
+        from numpy.random import default_rng
+
         self.sampler = sampler
+        self._generator = default_rng
         self.restart()
 
     def restart(self) -> None:
@@ -76,7 +80,7 @@ class Pass:
         self._known = len(slots)
         self._next = 0
         shuffle = self.sampler.shuffle
-        self._order = np.random.default_rng(seed).permutation(slots) if shuffle else slots
+        self._order = self._generator(seed).permutation(slots) if shuffle else slots
 
 
 class TrajectoryPass:
