@@ -11,17 +11,14 @@ import numpy as np
 from shmrb import core
 from shmrb.attachment import Attachment
 from shmrb.core import SLICE_NS, Bell, Counter, Outcome, Segment, Status, WriteFlag
-from shmrb.errors import DeadlineError, LaneBusyError, ReadOnlyError, RecordError
+from shmrb.errors import DeadlineError, ReadOnlyError, RecordError
+from shmrb.leases import Leases
 from shmrb.planner.populations import Slots
 from shmrb.priorities import Floats, PriorityDesk
 from shmrb.records import RecordReader, Rows
 from shmrb.schema import Schema, schema_like
-from shmrb.segment import snapshot
 from shmrb.spec import ImmutableWriter
 from shmrb.waiting import Call, deadline_of
-
-# Somebody's lane is free when its owner gave it back or is proven dead; nothing rings for that.
-LOOK_FOR_LANE_EVERY_S = 0.02
 
 
 class Appender:
@@ -38,8 +35,7 @@ class Appender:
         self.cast = cast
         self.desk = desk
         self._reader: RecordReader | None = None
-        self._lane: int | None = None
-        self._leased_in: Segment | None = None
+        self._leases = Leases(attachment, 1, True, "extend")
         self._warned = False
 
     def reader(self) -> RecordReader:
@@ -77,37 +73,73 @@ class Appender:
         raw = None
         if self.desk.is_kept and by_key:
             data, raw = self.desk.split(data, batched)
-        rows = self._checked(data, batched)
+        rows = self.checked(data, batched)
         if priority is not None:
             self.desk.require("extend")
             raw = self.desk.given(priority, rows.count, "extend")
         elif raw is not None and len(raw) != rows.count:
             raise self.desk.miscounted(raw, rows.count)
-        spec = self.attachment.spec
-        lane = 0
-        if spec.lanes > 1:
-            deadline = deadline_of(timeout, self.attachment.default_timeout)
-            lane = self._leased_lane(deadline)
-            timeout = max(0.0, deadline - time.monotonic())
-        capacity = spec.lane_capacity
-        if rows.count > max(1, capacity // 2):
-            return self._append_long(lane, rows, raw, timeout, end)
-        flags = WriteFlag.END_TRAJECTORY if end else 0
+        if self.attachment.spec.lanes == 1:
+            return self.put(0, rows, raw, timeout, end)
+        deadline = deadline_of(timeout, self.attachment.default_timeout)
+        lane = self._leases.turn(0, deadline)
+        try:
+            return self.put(lane, rows, raw, max(0.0, deadline - time.monotonic()), end)
+        finally:
+            self._leases.rest()
+
+    def put(
+        self,
+        lane: int,
+        rows: Rows,
+        raw: Floats | None,
+        timeout: float | None,
+        end: bool = False,
+        admitted: bool = False,
+    ) -> Slots:
+        """Writes checked rows into a lane; their slots.
+
+        Args:
+            lane: which; if there are several, one that this handle leases.
+            rows, raw: the records, and their priorities if they have any.
+            timeout, end: as for `append`.
+            admitted: the limiter has let them in already.
+        """
+        if rows.count > max(1, self.attachment.spec.lane_capacity // 2):
+            return self._append_long(lane, rows, raw, timeout, end, admitted)
+        flags = (WriteFlag.END_TRAJECTORY if end else 0) | (WriteFlag.ADMITTED if admitted else 0)
         return self._write(lane, rows.addresses, raw, flags, timeout, (0, rows.count, rows.count))
+
+    def admit(self, count: int, timeout: float | None) -> bool:
+        """Has the limiter let in so many rows that are written in several calls; False: no need."""
+        if self.attachment.spec.limiter is None:
+            return False
+        self.attachment.run(
+            lambda segment: segment.admit(count, SLICE_NS),
+            Call("extend", count, Bell.ROOM),
+            timeout,
+        )
+        return True
 
     def end_trajectory(self, timeout: float | None) -> None:
         """The next record of this handle starts another trajectory."""
+        if self.attachment.spec.lanes == 1:
+            self.end(0, timeout)
+            return
         deadline = deadline_of(timeout, self.attachment.default_timeout)
-        lane = self._leased_lane(deadline) if self.attachment.spec.lanes > 1 else 0
+        (lane,) = self._leases.take(deadline)
+        self.end(lane, max(0.0, deadline - time.monotonic()))
+
+    def end(self, lane: int, timeout: float | None) -> None:
+        """Ends the trajectory that this handle has open in a lane."""
         self.attachment.run(
-            lambda segment: segment.end_trajectory(lane, SLICE_NS),
-            Call("end_trajectory"),
-            max(0.0, deadline - time.monotonic()),
+            lambda segment: segment.end_trajectory(lane, SLICE_NS), Call("end_trajectory"), timeout
         )
 
     # ---- what is written -------------------------------------------------------------------------
 
-    def _checked(self, data: Any, batched: bool) -> Rows:
+    def checked(self, data: Any, batched: bool) -> Rows:
+        """Records as rows; the first write of a declared buffer decides its fields."""
         if isinstance(self.attachment.spec.writer, ImmutableWriter):
             raise ReadOnlyError("This dataset doesn't allow writing.")
         if self._reader is None and not self.attachment.is_joined:
@@ -130,38 +162,6 @@ class Appender:
         if (reader.batch(data) if batched else reader.record(data)).count == 0:
             raise _nothing(data)
         attachment.publish(schema)
-
-    # ---- where it goes ---------------------------------------------------------------------------
-
-    def _leased_lane(self, deadline: float) -> int:
-        """The lane that this handle writes: it leases one at its first use and keeps it."""
-        attachment = self.attachment
-        while True:
-            segment = attachment.segment or attachment.join()
-            with attachment.guard:
-                if self._lane is not None and segment is self._leased_in:
-                    return self._lane
-                outcome = segment.lease(-1)
-                if outcome[0] == Status.OK:
-                    self._lane, self._leased_in = int(outcome[1]), segment
-                    return self._lane
-            if outcome[0] != Status.BUSY:
-                self._refuse(outcome)
-            if time.monotonic() >= deadline:
-                raise LaneBusyError(self._lanes_taken())
-            time.sleep(LOOK_FOR_LANE_EVERY_S)
-
-    def _refuse(self, outcome: Outcome) -> None:
-        self.attachment.run(lambda _: outcome, Call("extend"), 0.0)
-
-    def _lanes_taken(self) -> str:
-        segment = self.attachment.segment or self.attachment.join()
-        owners = (snapshot.client(segment, lane.lease) for lane in snapshot.lanes(segment))
-        named = ", ".join(sorted({str(owner) for owner in owners if owner is not None}))
-        return (
-            f"extend: all {self.attachment.spec.lanes} lanes of {self.attachment.address.name} are "
-            f"leased, by {named}. Create the buffer with more lanes, or close a handle that writes."
-        )
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -204,7 +204,13 @@ class Appender:
         return slots
 
     def _append_long(
-        self, lane: int, rows: Rows, raw: Floats | None, timeout: float | None, end: bool
+        self,
+        lane: int,
+        rows: Rows,
+        raw: Floats | None,
+        timeout: float | None,
+        end: bool,
+        admitted: bool,
     ) -> Slots:
         """More than half a lane goes in pieces, each whole for itself."""
         attachment = self.attachment
@@ -215,12 +221,8 @@ class Appender:
             self._warn_of_overwriting(rows.count - capacity, capacity)
         if raw is not None:
             self.desk.check(raw, "extend")
-        if attachment.spec.limiter is not None:
-            attachment.run(
-                lambda segment: segment.admit(rows.count, SLICE_NS),
-                Call("extend", rows.count, Bell.ROOM),
-                max(0.0, deadline - time.monotonic()),
-            )
+        if not admitted:
+            self.admit(rows.count, max(0.0, deadline - time.monotonic()))
         slots = np.empty(rows.count, np.int64)
         strides = self.reader().strides
         for start in range(0, rows.count, longest):

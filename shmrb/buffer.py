@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from shmrb.attachment import Attachment
 from shmrb.cells import Cells
 from shmrb.consumer import Consumer
 from shmrb.core import SLICE_NS
+from shmrb.description import whole
 from shmrb.errors import SpecError, SpecTypeError
 from shmrb.nesting import with_first_dimension
 from shmrb.opening import HandleOptions
@@ -34,6 +35,7 @@ from shmrb.waiting import Call
 from shmrb.writeback import WriteBack
 
 if TYPE_CHECKING:
+    from shmrb.lanes import Lane
     from shmrb.producer import Producer
 
 
@@ -55,6 +57,8 @@ class ReplayBuffer(Parts, WriteBack):
         writer: how slots are taken.
         consume_after_n_samples: a record is gone after so many draws.
         done_keys: fields that end a trajectory; None: those called done, truncated, terminated.
+        traj_key: the field that holds a trajectory's id; None: ("collector", "traj_ids"),
+            "traj_ids" or "episode", if there is one.
         transform: the first of this handle's transforms.
         priority_key: where records that are written, and batches given to
             `update_tensordict_priority`, may carry a priority. If it is no field it is not stored.
@@ -91,6 +95,7 @@ class ReplayBuffer(Parts, WriteBack):
         writer: Writer | None = None,
         consume_after_n_samples: int | None = None,
         done_keys: tuple[Any, ...] | None = None,
+        traj_key: str | tuple[str, ...] | None = None,
         transform: Transform | None = None,
         priority_key: str | tuple[str, ...] = opening.DEFAULT_PRIORITY_KEY,
         seed: int | None = None,
@@ -116,6 +121,7 @@ class ReplayBuffer(Parts, WriteBack):
             writer=writer,
             consume_after_n_samples=consume_after_n_samples,
             done_keys=done_keys,
+            traj_key=traj_key,
             lifetime=lifetime,
             max_clients=max_clients,
         )
@@ -239,21 +245,49 @@ class ReplayBuffer(Parts, WriteBack):
         """The next record of this handle starts another trajectory."""
         self._appender.end_trajectory(timeout)
 
-    def empty(self, empty_write_count: bool = True, *, timeout: float | None = None) -> None:
-        """Takes all records away at once. Stamps move on, so every earlier handle is stale.
+    def lane(self, count: int = 1, *, rotate: bool = True, timeout: float | None = None) -> Lane:
+        """Lanes of the buffer for this handle alone, for use in a `with` block.
+
+        Args and errors as for `Lane`.
+        """
+        from shmrb.lanes import Lane
+
+        return Lane(self, count=count, rotate=rotate, timeout=timeout)
+
+    def empty(
+        self,
+        empty_write_count: bool = True,
+        *,
+        lanes: Iterable[int] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Takes records away at once. Stamps move on, so every earlier handle of them is stale.
 
         Args:
             empty_write_count: start counting writes from 0 again, the limiter's too.
+            lanes: only those; then all writes still count. None: all.
             timeout: seconds to wait for the locks.
 
         Cost: O(lanes); no record is touched. With priorities also one pass over them.
         """
         if not self.initialized:
             return
-        self._attachment.run(
-            lambda segment: segment.empty(empty_write_count, SLICE_NS), Call("empty"), timeout
-        )
+        if lanes is None:
+            self._attachment.run(
+                lambda segment: segment.empty(empty_write_count, SLICE_NS), Call("empty"), timeout
+            )
+        else:
+            self._empty_lanes(lanes, timeout)
         self._consumer.restart()
+
+    def _empty_lanes(self, lanes: Iterable[int], timeout: float | None) -> None:
+        spec = self._attachment.spec
+        some = sorted({whole("lanes", lane, least=0, most=spec.lanes - 1) for lane in lanes})
+        if spec.consume_after_n_samples is not None:
+            raise SpecError("empty: a buffer whose records are consumed is emptied as a whole.")
+        self._attachment.run(
+            lambda segment: segment.empty_lanes(some, SLICE_NS), Call("empty"), timeout
+        )
 
     # ---- sampling --------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from shmrb.core import SLICE_NS
 from shmrb.drawn import Drawn
 from shmrb.errors import DeadlineError, RecordError, UnknownKeyError
 from shmrb.fields import show_path
+from shmrb.handles import whole_numbers
 from shmrb.nesting import rows_of, with_first_dimension
 from shmrb.planner.populations import Slots, live_slots
 from shmrb.records import is_tensor
@@ -291,6 +292,20 @@ class Cells:
             )
         stamps = self._consumer.int64(out)
         return stamps.to(index.device) if is_tensor(index) and is_tensor(stamps) else stamps
+
+    def coordinates(self, index: Any) -> Any:
+        """Position in the lane and lane of each slot, [N, 2]."""
+        slots = whole_numbers(index, "coordinates")
+        spec = self.attachment.spec
+        outside = np.flatnonzero((slots < 0) | (slots >= spec.capacity))
+        if len(outside):
+            row = int(outside[0])
+            raise RecordError(
+                f"coordinates: row {row} is {int(slots[row])}: expected slots of 0 to "
+                f"{spec.capacity - 1}."
+            )
+        lanes, positions = np.divmod(slots, spec.lane_capacity)
+        return self._consumer.int64(np.stack([positions, lanes], axis=1))
 
 
 def is_key(index: Any) -> bool:

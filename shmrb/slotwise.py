@@ -73,6 +73,14 @@ class Slotwise(Attached):
         self._cells.set_fields(values, slice(None), "update_")
         return self
 
+    def coordinates(self, index: Any) -> Any:
+        """Where slots lie in their lanes: int64 [N, 2], position in the lane and lane.
+
+        Raises:
+            RecordError: an index that is no slot.
+        """
+        return self._cells.coordinates(index)
+
     def generations_of(self, index: Any) -> Any:
         """The stamps of slots: int64 in the shape of `index`, -1 where there is no usable stamp.
 

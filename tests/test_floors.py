@@ -51,6 +51,8 @@ FLOORS = {
     "shmrb.copies": 5,
     "shmrb.gathering": 5,
     "shmrb.handles": 5,
+    "shmrb.lanes": 5,
+    "shmrb.leases": 5,
     "shmrb.limits": 5,
     "shmrb.nesting": 5,
     "shmrb.opening": 5,

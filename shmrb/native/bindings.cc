@@ -411,6 +411,12 @@ NB_MODULE(_native, m) {
           return rotate_lane(view, lane);
         });
       }, "lane"_a)
+      .def("newest", [](Segment& s, uint32_t lane, uint64_t generation, int64_t slice_ns) {
+        return change_call(s, [&](const View& view) -> Outcome {
+          if (lane >= view.lane_count) return {kCorrupt, 0, kNothing, 0, 0};
+          return newest_record(view, lane, at<int64_t>(generation), deadline(slice_ns));
+        });
+      }, "lane"_a, "generation"_a, "slice_ns"_a)
       .def("empty_lanes", [](Segment& s, const std::vector<uint32_t>& lanes, int64_t slice_ns) {
         return change_call(s, [&](const View& view) -> Outcome {
           for (uint32_t lane : lanes)
