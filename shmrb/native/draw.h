@@ -97,8 +97,8 @@ inline Outcome draw_prioritized(const View& view, Random& random, const Batch& b
   }
   double beta = order::peek_value(&priorities_of(view).beta);
   for (int64_t row = 0; row < batch.count; ++row) {
-    double weight = std::pow(masses[row] / leasts[row], -beta);
-    weights[row] = static_cast<float>(weight < 1 ? weight : 1.0);
+    float weight = std::pow(static_cast<float>(masses[row] / leasts[row]), static_cast<float>(-beta));
+    weights[row] = weight < 1 ? weight : 1.0f;
   }
   return {kOk, redraws, kNothing, 0, 0};
 }
@@ -154,8 +154,11 @@ inline Outcome update_priorities(const View& view, int64_t count, const int64_t*
     impossible = make_leaves(block, count, raw, leaves);
     if (impossible >= 0) return {kRefused, impossible, kNothing, 0, 0};
   }
-  for (int64_t i = 0; i < count; ++i)
-    if (view.in_range(index[i])) __builtin_prefetch(&view.words[index[i]]);
+  for (int64_t i = 0; i < count; ++i) {
+    if (!view.in_range(index[i])) continue;
+    __builtin_prefetch(&view.words[index[i]]);
+    view.tree.prefetch(index[i]);
+  }
   std::vector<int64_t> slots;
   slots.reserve(count);
   for (int64_t i = 0; i < count; ++i) {

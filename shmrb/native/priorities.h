@@ -128,7 +128,6 @@ inline void clear_leaves(const View& view, std::vector<int64_t>& slots) {
     greatest_gone |= slot == order::peek(&priorities_of(view).max_slot);
     clear_leaf(view, slot);
   }
-  std::sort(slots.begin(), slots.end());
   view.tree.settle(slots);
   if (order::peek(&priorities_of(view).within_buffer) && greatest_gone) find_greatest(view);
 }
@@ -145,7 +144,6 @@ inline void set_priorities(const View& view, std::vector<int64_t>& slots, const 
     note_greatest(block, slots[i], raw);
     if (i == 0) stopping::at(stopping::kMidLeaves);
   }
-  std::sort(slots.begin(), slots.end());
   view.tree.settle(slots);
   if (order::peek(&block.within_buffer) && greatest_shrunk) find_greatest(view);
 }

@@ -66,17 +66,19 @@ class PriorityTree {
     }
   }
 
-  // Recomputes the parents of ascending slots, each once a level.
+  // Recomputes the parents of these slots, which it uses up. A level with fewer nodes than slots is done whole; in a larger
+  // one hardly any node comes up twice, and doing it again changes nothing.
   void settle(std::vector<int64_t>& slots) const {
     for (size_t level = 0; level < sums_.size(); ++level) {
-      size_t kept = 0;
-      for (int64_t slot : slots) {
-        int64_t node = slot / kFanOut;
-        if (kept > 0 && slots[kept - 1] == node) continue;
-        slots[kept++] = node;
-        recompute(level, node);
+      int64_t last = last_node(level);
+      if (last < static_cast<int64_t>(slots.size())) {
+        for (int64_t node = 0; node <= last; ++node) recompute(level, node);
+      } else {
+        for (int64_t& node : slots) {
+          node /= kFanOut;
+          recompute(level, node);
+        }
       }
-      slots.resize(kept);
       if (level == 0) stopping::at(stopping::kMidTree);
     }
   }
@@ -99,17 +101,27 @@ class PriorityTree {
         const double* children = sums_[level - 1];
         int64_t last = last_node(level - 1);
         for (int k = 0; k < walks; ++k) {
-          node[k] = step(left[k], node[k], [&](int64_t child) { return order::peek_value(&children[child]); });
+          const double* masses = &children[node[k] * kFanOut];
+          node[k] = node[k] * kFanOut + step(left[k], [masses](int64_t child) { return masses[child]; });
           if (node[k] > last) node[k] = last;
           __builtin_prefetch(level > 1 ? static_cast<const void*>(&sums_[level - 2][node[k] * kFanOut])
                                        : static_cast<const void*>(&leaves_[node[k] * kFanOut]));
         }
       }
       for (int k = 0; k < walks; ++k) {
-        int64_t slot = step(left[k], node[k], [&](int64_t child) { return static_cast<double>(leaf(child).mass); });
+        const uint64_t* leaves = &leaves_[node[k] * kFanOut];
+        int64_t child = step(left[k], [leaves](int64_t i) { return static_cast<double>(unpack_leaf(leaves[i]).mass); });
+        int64_t slot = node[k] * kFanOut + child;
         slots[start + k] = slot < capacity_ ? slot : capacity_ - 1;
       }
     }
+  }
+
+  // Fetches what a change of this leaf will write.
+  void prefetch(int64_t slot) const {
+    __builtin_prefetch(&leaves_[slot], 1);
+    __builtin_prefetch(&sums_[0][slot / kFanOut], 1);
+    __builtin_prefetch(&minima_[0][slot / kFanOut], 1);
   }
 
   // Nodes that are not what their children say: 0 in a sound tree.
@@ -125,19 +137,24 @@ class PriorityTree {
   }
 
  private:
-  // Which child of `node` the remaining mass falls into.
+  // Which child the remaining mass falls into. No branch depends on the masses: a walk cannot foretell them. Prefix sums
+  // are added pairwise, which is shorter than one after the other; a child without mass ends where it begins.
   template <typename Mass>
-  static int64_t step(double& left, int64_t node, Mass mass_of) {
-    int64_t first = node * kFanOut;
-    int64_t last = first;
-    for (int64_t child = first; child < first + kFanOut; ++child) {
-      double mass = mass_of(child);
-      if (!(mass > 0)) continue;
-      if (left < mass) return child;
-      left -= mass;
-      last = child;
+  static int64_t step(double& left, Mass mass_of) {
+    double two = mass_of(0) + mass_of(1);
+    double four = two + (mass_of(2) + mass_of(3));
+    double six = four + (mass_of(4) + mass_of(5));
+    const double ends[kFanOut + 1] = {0,    mass_of(0), two, two + mass_of(2), four, four + mass_of(4),
+                                      six,  six + mass_of(6), six + (mass_of(6) + mass_of(7))};
+    int64_t passed = 0;
+    for (int64_t child = 1; child <= kFanOut; ++child) passed += left >= ends[child];
+    if (__builtin_expect(passed < kFanOut, 1)) {
+      left -= ends[passed];
+      return passed;
     }
     left = std::numeric_limits<double>::max();  // beyond the end by rounding: the last child with mass, down to the leaf
+    int64_t last = kFanOut - 1;
+    while (last > 0 && !(mass_of(last) > 0)) --last;
     return last;
   }
 
@@ -146,15 +163,36 @@ class PriorityTree {
     float least;  // 0 when no child has mass
   };
 
-  Node of_children(size_t level, int64_t node) const {
-    double sum = 0;
-    float least = std::numeric_limits<float>::infinity();
-    for (int64_t child = node * kFanOut; child < (node + 1) * kFanOut; ++child) {
-      float below = level == 0 ? leaf(child).mass : order::peek_value(&minima_[level - 1][child]);
-      sum += level == 0 ? static_cast<double>(below) : order::peek_value(&sums_[level - 1][child]);
-      if (below > 0 && below < least) least = below;
+  // Pairwise, with the halves side by side: eight numbers in three steps.
+  static Node fold(const double* masses, const float* minima) {
+    double sums[4];
+    float least[4];
+    for (int i = 0; i < 4; ++i) {
+      float low = positive_or_infinite(minima[i]), high = positive_or_infinite(minima[i + 4]);
+      sums[i] = masses[i] + masses[i + 4];
+      least[i] = low < high ? low : high;
     }
-    return {sum, std::isinf(least) ? 0.0f : least};
+    double sum = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+    float even = least[0] < least[2] ? least[0] : least[2];
+    float odd = least[1] < least[3] ? least[1] : least[3];
+    float smallest = even < odd ? even : odd;
+    return {sum, smallest < std::numeric_limits<float>::infinity() ? smallest : 0.0f};
+  }
+
+  static float positive_or_infinite(float mass) {
+    return mass > 0 ? mass : std::numeric_limits<float>::infinity();
+  }
+
+  Node of_children(size_t level, int64_t node) const {
+    int64_t first = node * kFanOut;
+    if (level > 0) return fold(&sums_[level - 1][first], &minima_[level - 1][first]);
+    double masses[kFanOut];
+    float minima[kFanOut];
+    for (int64_t child = 0; child < kFanOut; ++child) {
+      minima[child] = unpack_leaf(leaves_[first + child]).mass;
+      masses[child] = minima[child];
+    }
+    return fold(masses, minima);
   }
 
   void recompute(size_t level, int64_t node) const {
