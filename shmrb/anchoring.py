@@ -11,6 +11,7 @@ import numpy.typing as npt
 from shmrb.batches import ANCHOR, ANCHOR_GENERATION, SEQUENCE, VALIDITY
 from shmrb.errors import RecordError
 from shmrb.handles import Handles, whole_numbers
+from shmrb.nesting import fields_of
 from shmrb.records import is_tensor
 
 Floats = npt.NDArray[np.float32]
@@ -33,20 +34,20 @@ class Anchors:
     @classmethod
     def of(cls, batch: Any, name: str) -> Anchors | None:
         """None: the batch holds no sequences."""
-        keys = batch.keys()
-        if ANCHOR not in keys:
+        fields = fields_of(batch)
+        if fields.get(ANCHOR) is None:
             return None
-        missing = [k for k in (ANCHOR_GENERATION, SEQUENCE, VALIDITY) if k not in keys]
+        missing = [k for k in (ANCHOR_GENERATION, SEQUENCE, VALIDITY) if fields.get(k) is None]
         if missing:
             raise RecordError(
                 f"{name}: the batch has {ANCHOR!r} and no {' and no '.join(map(repr, missing))}. "
                 "Keep all of what sample() gave."
             )
         pairs = np.stack(
-            [whole_numbers(batch[key], f"{name}: {key}") for key in (ANCHOR, ANCHOR_GENERATION)]
+            [whole_numbers(fields[key], f"{name}: {key}") for key in (ANCHOR, ANCHOR_GENERATION)]
         )
-        sequence = whole_numbers(batch[SEQUENCE], f"{name}: {SEQUENCE}")
-        valid = batch[VALIDITY]
+        sequence = whole_numbers(fields[SEQUENCE], f"{name}: {SEQUENCE}")
+        valid = fields[VALIDITY]
         real = np.asarray(valid.cpu() if is_tensor(valid) else valid).reshape(-1)
         if not pairs.shape[1] == len(sequence) == len(real):
             raise RecordError(f"{name}: the keys of the batch are of different lengths.")

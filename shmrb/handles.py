@@ -14,6 +14,7 @@ from shmrb import core
 from shmrb.batches import GENERATION, INDEX, VALIDITY
 from shmrb.errors import RecordError
 from shmrb.likeness import is_mapping
+from shmrb.nesting import fields_of
 from shmrb.planner.populations import Slots
 from shmrb.records import is_tensor
 
@@ -64,17 +65,19 @@ def of_batch(batch: Any, name: str) -> Handles:
     Raises:
         RecordError: it has lost one of its stamps.
     """
-    keys = batch.keys()
-    missing = [key for key in (INDEX, GENERATION) if key not in keys]
-    if missing:
+    fields = fields_of(batch)
+    index, generation = fields.get(INDEX), fields.get(GENERATION)
+    if index is None or generation is None:
+        missing = [key for key in (INDEX, GENERATION) if fields.get(key) is None]
         raise RecordError(
             f"{name}: the batch has no {' and no '.join(map(repr, missing))}, so nothing says "
             "which records it holds. Keep both keys of what sample() gave, or give index= and "
             "generation=."
         )
-    given = of_arrays(batch[INDEX], batch[GENERATION], name)
-    if VALIDITY in keys and given.generation is not None:
-        real = np.asarray(batch[VALIDITY].cpu() if is_tensor(batch[VALIDITY]) else batch[VALIDITY])
+    given = of_arrays(index, generation, name)
+    validity = fields.get(VALIDITY)
+    if validity is not None and given.generation is not None:
+        real = np.asarray(validity.cpu() if is_tensor(validity) else validity)
         if real.size != given.size:
             raise RecordError(
                 f"{name}: expected one entry of {VALIDITY!r} a record, got {real.size} for "
@@ -109,9 +112,13 @@ def whole_numbers(value: Any, what: str) -> Slots:
         RecordError: another dtype or shape, or a number that int64 cannot hold.
     """
     try:
-        array = value.detach().cpu().numpy() if is_tensor(value) else np.asarray(value)
+        if is_tensor(value):
+            value = (value if value.is_cpu else value.cpu()).detach().numpy()
+        array = np.asarray(value)
     except (OverflowError, ValueError, TypeError) as error:
         raise RecordError(f"{what}: expected whole numbers, got {value!r} ({error}).") from None
+    if array.dtype == np.int64 and array.ndim == 1:
+        return np.ascontiguousarray(array)
     if array.size == 0 and array.dtype.kind == "f":
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu":
