@@ -18,7 +18,12 @@ from shmrb.components import (
 from shmrb.description import Description, Path
 from shmrb.errors import SpecError, SpecTypeError
 from shmrb.fields import show_path
-from shmrb.slicing import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
+from shmrb.slicing import (
+    PrioritizedSliceSampler,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    marked_fields,
+)
 from shmrb.steps import StepLayout
 
 if TYPE_CHECKING:
@@ -108,6 +113,8 @@ def _require_slices(spec: BufferSpec, sampler: SliceSampler, unit: SampleUnit) -
             f"{show_paths(spec.done_keys) or 'no key'} as it writes. Create it with "
             f"done_keys=[{show_paths(ends)}]."
         )
+    assert spec.schema is not None
+    marked_fields(sampler, spec.schema)
     if spec.batch_size is not None:
         sampler.slices_of(spec.batch_size)
 

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from shmrb.batches import SEQUENCE, VALIDITY, WEIGHT, BatchFormat
-from shmrb.boundaries import is_end_flag
 from shmrb.description import Path
 from shmrb.drawn import Drawn
-from shmrb.errors import SpecError
-from shmrb.fields import Field, show_path
+from shmrb.fields import Field
 from shmrb.planner.units import Shape, slice_shape
 from shmrb.schema import Schema
 from shmrb.sequences import finished
+from shmrb.slicing import marked_fields
 from shmrb.spec import PrioritizedSampler, SliceSampler
 from shmrb.windowing import Frame
 
@@ -33,7 +32,7 @@ class SliceUnit:
     def __init__(self, schema: Schema, name: str, sampler: SliceSampler) -> None:
         self.sampler = sampler
         self._stored = BatchFormat(schema, name)
-        self._flags = _flags(schema, sampler)
+        self._flags = marked_fields(sampler, schema)
         more = [
             Field(path, "bool", (1,)) for path in self._flags.values() if path not in schema.paths
         ]
@@ -42,14 +41,8 @@ class SliceUnit:
         self._places = {name: shown.find(path) for name, path in self._flags.items()}
         self._own = len(schema.fields)
         self._name = name
-        self._init: int | None = None
-        if sampler.init_key is not None and sampler.init_key in schema.paths:
-            self._init = schema.find(sampler.init_key)
-            if not is_end_flag(schema.fields[self._init]):
-                raise SpecError(
-                    f"init_key: expected a bool of one element, {show_path(sampler.init_key)} is "
-                    f"{schema.fields[self._init]}."
-                )
+        init = sampler.init_path
+        self._init = schema.find(init) if init in schema.paths else None
 
     def shape(self, batch_size: int) -> tuple[int, Shape]:
         """How many slices a batch of so many records holds, and their shape."""
@@ -120,20 +113,3 @@ class SliceUnit:
         frame.out = None
         leaves = [leaf[some] for leaf in frame.leaves[0]]
         return finished(self.form, frame, leaves, {k: v[rows] for k, v in beside.items()})
-
-
-def _flags(schema: Schema, sampler: SliceSampler) -> dict[str, Path]:
-    """Where "truncated", "done" and "terminated" go, in the order in which they are computed."""
-    if sampler.truncated_key is None or schema.root != "dict":
-        return {}
-    path = tuple(sampler.truncated_key)
-    flags = {name: (*path[:-1], name) for name in ("done", "terminated")}
-    found = {"truncated": path} | flags
-    fields = {field.path: field for field in schema.fields}
-    for name, place in found.items():
-        if place in fields and not is_end_flag(fields[place]):
-            raise SpecError(
-                f"truncated_key: expected a bool of one element in {show_path(place)} for "
-                f"{name!r}, the schema has {fields[place]}. Give another truncated_key, or None."
-            )
-    return found

@@ -10,10 +10,12 @@ from collections.abc import Sequence as Parts
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shmrb.boundaries import is_end_flag
 from shmrb.components import MAX_WINDOW, PrioritizedSampler, SamplerWithoutReplacement
 from shmrb.description import Description, Path, flag, whole
 from shmrb.errors import SpecError, SpecTypeError
-from shmrb.fields import key_path
+from shmrb.fields import key_path, show_path
+from shmrb.schema import Schema
 
 WEIGHTS = ("trajectories", "records")
 
@@ -83,6 +85,11 @@ class SliceSampler(Description):
         """The path of `traj_key`."""
         return None if self.traj_key is None else key_path(self.traj_key)
 
+    @property
+    def init_path(self) -> Path | None:
+        """The path of `init_key`."""
+        return None if self.init_key is None else key_path(self.init_key)
+
     def slices_of(self, batch_size: int) -> tuple[int, int]:
         """How many slices a batch of that many records holds, and how long they are.
 
@@ -145,3 +152,28 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         PrioritizedSampler.__post_init__(self)
         if self.weight != "trajectories":
             raise SpecError("weight: prioritized slices start by their record's mass.")
+
+
+def marked_fields(sampler: SliceSampler, schema: Schema) -> dict[str, Path]:
+    """Where "truncated", "done" and "terminated" of a slice go; empty: nowhere.
+
+    Raises:
+        SpecError: the schema holds something else there, or under `init_key`.
+    """
+    fields = {field.path: field for field in schema.fields}
+    init = sampler.init_path
+    if init in fields and not is_end_flag(fields[init]):
+        raise SpecError(
+            f"init_key: expected a bool of one element, {show_path(init)} is {fields[init]}."
+        )
+    if sampler.truncated_key is None or schema.root != "dict":
+        return {}
+    path = key_path(sampler.truncated_key)
+    found = {"truncated": path} | {key: (*path[:-1], key) for key in ("done", "terminated")}
+    for name, place in found.items():
+        if place in fields and not is_end_flag(fields[place]):
+            raise SpecError(
+                f"truncated_key: expected a bool of one element in {show_path(place)} for "
+                f"{name!r}, the schema has {fields[place]}. Give another truncated_key, or None."
+            )
+    return found
