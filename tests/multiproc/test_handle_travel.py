@@ -160,6 +160,7 @@ def test_end_of_a_forked_child_harms_nobody(
     assert [client.pid for client in alive] == [os.getpid()]
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_fork_while_other_threads_use_the_handle(
     children: Children, rb: shmrb.ReplayBuffer
 ) -> None:
