@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,15 +14,17 @@ from shmrb.cells import Cells
 from shmrb.consumer import Consumer
 from shmrb.core import SLICE_NS
 from shmrb.description import whole
-from shmrb.errors import SpecError, SpecTypeError
+from shmrb.errors import ReadOnlyError, SpecError, SpecTypeError
 from shmrb.nesting import with_first_dimension
 from shmrb.opening import HandleOptions
-from shmrb.parts import Parts
+from shmrb.prefetching import Prefetcher, check_prefetch
 from shmrb.priorities import PriorityDesk, reduction_of
+from shmrb.sampling import Sampling
 from shmrb.schema import Schema
 from shmrb.segment.directory import Exist
 from shmrb.spec import (
     BufferSpec,
+    ImmutableWriter,
     Limiter,
     Sampler,
     SampleUnit,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from shmrb.producer import Producer
 
 
-class ReplayBuffer(Parts, WriteBack):
+class ReplayBuffer(Sampling, WriteBack):
     """A replay buffer that many processes share.
 
     The constructor creates the buffer, or attaches to one of the same description under that name.
@@ -55,7 +57,11 @@ class ReplayBuffer(Parts, WriteBack):
         sampler, sample_unit, batch_size: this handle's, and the defaults of those that attach.
         limiter: who waits for whom.
         writer: how slots are taken.
-        consume_after_n_samples: a record is gone after so many draws.
+        consume_after_n_samples: a record is gone after so many draws, whoever makes them. A batch
+            has no record twice, and is short if there are fewer. At most so often: what a consumer
+            had drawn and not yet used when it died is lost, unless it drew with `hold=True`. New
+            records fill the slots of consumed ones first, the longest free first, with one lane and
+            single records; then they go on in the ring.
         done_keys: fields that end a trajectory; None: those called done, truncated, terminated.
         traj_key: the field that holds a trajectory's id; None: ("collector", "traj_ids"),
             "traj_ids" or "episode", if there is one.
@@ -72,6 +78,8 @@ class ReplayBuffer(Parts, WriteBack):
         default_timeout: seconds for waiting calls that give none.
         root: directory of the segments; None: $SHMRB_ROOT, else the service's, else the user's own.
         client_name: a label in listings and errors.
+        prefetch: batches that a thread of this handle draws ahead, of the handle's batch size. They
+            are checked when they are handed out: records that are gone by then are drawn again.
         track_generations: only True: stamps are always on.
 
     Raises:
@@ -107,6 +115,7 @@ class ReplayBuffer(Parts, WriteBack):
         default_timeout: float = opening.DEFAULT_TIMEOUT_S,
         root: str | None = None,
         client_name: str | None = None,
+        prefetch: int = 0,
         track_generations: bool = True,
     ) -> None:
         if track_generations is not True:
@@ -132,6 +141,7 @@ class ReplayBuffer(Parts, WriteBack):
             default_timeout=default_timeout,
             client_name=client_name,
             priority_key=priority_key,
+            prefetch=check_prefetch(prefetch, spec),
         )
         self._open(opening.create(spec, name, exist, root, options), spec, options)
         if transform is not None:
@@ -162,6 +172,8 @@ class ReplayBuffer(Parts, WriteBack):
         )
         self._cells = Cells(self._appender, self._consumer, self._transforms)
         self._is_within_pass = False
+        prefetch = check_prefetch(options.prefetch, spec)
+        self._prefetcher = Prefetcher(self._consumer, prefetch) if prefetch else None
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -268,8 +280,14 @@ class ReplayBuffer(Parts, WriteBack):
             lanes: only those; then all writes still count. None: all.
             timeout: seconds to wait for the locks.
 
-        Cost: O(lanes); no record is touched. With priorities also one pass over them.
+        Raises:
+            ReadOnlyError: the buffer's writer is an `ImmutableWriter`.
+
+        Cost: O(lanes); no record is touched. With priorities or consumption also one pass over what
+        they keep.
         """
+        if isinstance(self._attachment.spec.writer, ImmutableWriter):
+            raise ReadOnlyError("This dataset doesn't allow writing.")
         if not self.initialized:
             return
         if lanes is None:
@@ -279,6 +297,7 @@ class ReplayBuffer(Parts, WriteBack):
         else:
             self._empty_lanes(lanes, timeout)
         self._consumer.restart()
+        self._forget()
 
     def _empty_lanes(self, lanes: Iterable[int], timeout: float | None) -> None:
         spec = self._attachment.spec
@@ -288,77 +307,6 @@ class ReplayBuffer(Parts, WriteBack):
         self._attachment.run(
             lambda segment: segment.empty_lanes(some, SLICE_NS), Call("empty"), timeout
         )
-
-    # ---- sampling --------------------------------------------------------------------------------
-
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: bool = False,
-        *,
-        timeout: float | None = None,
-        out: Any = None,
-    ) -> Any:
-        """Draws a batch.
-
-        Args:
-            batch_size: records, >= 1; None: the handle's.
-            return_info: also return a dictionary of what goes beside the fields.
-            timeout: seconds to wait for the limiter; given and above 0, an empty buffer is waited
-                for too, else it is refused at once. None: the handle's default.
-            out: an earlier batch of this size and form; its memory is used again, and it is what
-                is returned, unless transforms or a short last batch make another.
-
-        Returns:
-            B records as a TensorDict (or nested dictionaries of arrays), in memory of the caller's:
-            every field [B, *shape], "index" int64 [B] and "index_generation" int64 [B]; from a
-            `PrioritizedSampler` also "priority_weight" float32 [B]. Exactly B, except for the last
-            batch without replacement.
-
-        Raises:
-            EmptyBufferError: there is no record, or none with a priority above zero.
-            DeadlineError: the limiter let nothing through, or too few records stayed whole.
-
-        Concurrency: any number of processes; a record overwritten while it is copied is drawn
-        again.
-        Cost: one gather; no system call unless waiting.
-        """
-        drawn = self._consumer.draw(batch_size, timeout, out)
-        form = drawn.form or self._consumer.form
-        info = drawn.info()
-        if self._transforms:
-            data = form.assemble(drawn.batch.leaves, drawn.count, {})
-            data = form.add_info(self._transforms.after_reading(data), info)
-        elif drawn.reuses_out:
-            data = out
-        else:
-            data = form.assemble(drawn.batch.leaves, drawn.count, info)
-        return (data, info) if return_info else data
-
-    def __iter__(self) -> Iterator[Any]:
-        """Batches: one pass without replacement, for ever with it."""
-        if self._consumer.batch_size is None:
-            raise SpecError(
-                "Cannot iterate over the replay buffer. Batch_size was not specified during "
-                "construction of the replay buffer."
-            )
-        self._consumer.ran_out = False
-        while not self._consumer.ran_out:
-            yield self.sample()
-
-    def next(self) -> Any:
-        """The next batch, None when a pass without replacement is over; then a new one starts."""
-        if self._is_within_pass and self._consumer.ran_out:
-            self._is_within_pass = False
-            return None
-        self._is_within_pass = True
-        self._consumer.ran_out = False
-        return self.sample()
-
-    @property
-    def batch_size(self) -> int | None:
-        """The handle's batch size."""
-        return self._consumer.batch_size
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -402,6 +350,7 @@ def attach(
     default_timeout: float = opening.DEFAULT_TIMEOUT_S,
     root: str | None = None,
     client_name: str | None = None,
+    prefetch: int = 0,
 ) -> ReplayBuffer:
     """Attaches to a buffer by its name, whoever created it.
 
@@ -409,7 +358,8 @@ def attach(
         name: the buffer.
         timeout: seconds to wait for it to appear.
         sampler, sample_unit, batch_size: this handle's; None: what the creator gave.
-        priority_key, format, cast, seed, default_timeout, client_name: as for `ReplayBuffer`.
+        priority_key, format, cast, seed, default_timeout, client_name, prefetch: as for
+            `ReplayBuffer`.
         role: "member"; "learner": data mapped read-only; "observer": everything read-only.
         root: where to look; None: $SHMRB_ROOT, the daemon's root, the user's own, in that order.
 
@@ -428,5 +378,6 @@ def attach(
         sampler=sampler,
         sample_unit=sample_unit,
         batch_size=batch_size,
+        prefetch=prefetch,
     )
     return ReplayBuffer._attached(opening.attach(name, timeout, root, options), options)

@@ -12,13 +12,17 @@ from shmrb.batches import WEIGHT, Batch, BatchFormat
 from shmrb.consuming import Consuming
 from shmrb.copies import joined_batches, kept, read_batch
 from shmrb.core import SLICE_NS, Bell, Outcome, Segment, Status
-from shmrb.drawn import Drawn
+from shmrb.drawn import Ahead, Drawn
+from shmrb.ends import EndOrder
 from shmrb.errors import EmptyBufferError, SpecError
 from shmrb.planner.passes import Pass
-from shmrb.planner.populations import windows
+from shmrb.planner.populations import Slots
+from shmrb.planner.populations import windows as live_windows
 from shmrb.schema import Schema
 from shmrb.segment import snapshot
 from shmrb.spec import (
+    FifoSampler,
+    LifoSampler,
     PrioritizedSampler,
     Sampler,
     SamplerWithoutReplacement,
@@ -70,6 +74,10 @@ class Consumer:
         if isinstance(sampler, SamplerWithoutReplacement) and not isinstance(sampler, SliceSampler):
             self._pass = Pass(sampler)
         self._by_mass = isinstance(sampler, PrioritizedSampler)
+        self._has_passes = isinstance(sampler, SamplerWithoutReplacement)
+        self._ends: EndOrder | None = None
+        if isinstance(sampler, FifoSampler | LifoSampler):
+            self._ends = EndOrder(self.attachment, isinstance(sampler, LifoSampler))
 
     @property
     def sample_unit(self) -> SampleUnit:
@@ -88,6 +96,11 @@ class Consumer:
                 self.attachment.join()
             self._form = BatchFormat(cast(Schema, self.attachment.spec.schema), self._format)
         return self._form
+
+    @property
+    def format(self) -> str:
+        """ "torch" or "numpy"."""
+        return self._format
 
     def int64(self, array: Any) -> Any:
         """Slots or stamps as the handle's format has them."""
@@ -127,7 +140,15 @@ class Consumer:
         return int(asked)
 
     def draw(self, asked: int | None, timeout: float | None, out: Any, hold: bool = False) -> Drawn:
-        """Draws a batch, which is shorter than asked for at the end of a pass.
+        """Draws a batch and notes whether the pass is over. Args and errors as `drawn`."""
+        drawn = self.drawn(asked, timeout, out, hold)
+        self.ran_out = drawn.ends_pass
+        return drawn
+
+    def drawn(
+        self, asked: int | None, timeout: float | None, out: Any, hold: bool = False
+    ) -> Drawn:
+        """A batch, which is shorter than asked for at the end of a pass.
 
         A limiter is charged for it; an empty buffer is waited for if it has one, or if the caller
         gave a timeout.
@@ -149,11 +170,11 @@ class Consumer:
         if attachment.segment is None and (waits or limited):
             attachment.await_join(call, timeout)
         form = self._form or self.form
-        windows = self._windows if self._knows_windows else self._find_windows(form)
+        windows = self.windows
         if attachment.spec.consume_after_n_samples is not None:
             cost = self.sample_unit.cost if limited else 0
             drawn = self.consuming.draw(count, cost, timeout, out, hold)
-            self.ran_out = self.consuming.ran_out
+            drawn.ends_pass = self.consuming.ran_out
             return drawn
         if hold:
             raise SpecError(
@@ -162,11 +183,29 @@ class Consumer:
             )
         if windows is not None:
             drawn = windows.draw(count, timeout, out)
-            self.ran_out = windows.order is not None and windows.order.ran_out
+            drawn.ends_pass = (
+                self._has_passes and windows.order is not None and windows.order.ran_out
+            )
             return drawn
         memory = None if out is None else form.reuse(out, count)
+        if self._ends is not None:
+            return self._ends.draw(form, count, cost // count, call, timeout)
         if self._pass is not None:
             return self._draw_from_pass(self._pass, form, count, call, timeout, memory)
+        return self._sample(form, count, cost, call, timeout, memory, out)
+
+    def _sample(
+        self,
+        form: BatchFormat,
+        count: int,
+        cost: int,
+        call: Call,
+        timeout: float | None,
+        memory: Batch | None = None,
+        out: Any = None,
+    ) -> Drawn:
+        """Independent draws, uniform or by mass, in one native call."""
+        attachment = self.attachment
         batch = memory or form.allocate(count)
         rng = attachment.rng
         if self._by_mass:
@@ -203,6 +242,39 @@ class Consumer:
         )
         return Drawn(batch, count, memory is not None)
 
+    def ahead(self) -> Ahead:
+        """A batch that nobody waits for, as it can be had at once.
+
+        Raises as `drawn`; nothing is waited for.
+        """
+        windows = self.windows
+        if windows is None:
+            drawn = self.drawn(None, 0.0, None)
+            return Ahead(drawn.ends_pass, drawn)
+        frame = windows.draw_frame(self.resolve_batch_size(None), 0.0, None)
+        ends_pass = windows.order is not None and windows.order.ran_out
+        return Ahead(ends_pass, frame=frame)
+
+    def again(self, slots: Slots, timeout: float) -> Drawn:
+        """Records for those of a batch that are gone; a limiter is not charged a second time.
+
+        A pass reads what is in these slots now, generation -1 where there is nothing; else others
+        are drawn.
+        """
+        form = self.form
+        call = Call("sample", len(slots))
+        if self._pass is None:
+            return self._sample(form, len(slots), 0, call, timeout)
+        batch = form.allocate(len(slots))
+        np.asarray(batch.index)[:] = slots
+        self.attachment.run(lambda s: read_batch(s, batch, len(slots)), call, timeout)
+        return Drawn(batch, len(slots))
+
+    @property
+    def windows(self) -> WindowSource | None:
+        """What draws windows; None where an anchor is its own record, and nothing else."""
+        return self._windows if self._knows_windows else self._find_windows(self.form)
+
     @property
     def consuming(self) -> Consuming:
         """How this handle takes records away.
@@ -217,7 +289,7 @@ class Consumer:
                 "consume_after_n_samples=1."
             )
         form = self.form
-        windows = self._find_windows(form)
+        windows = self.windows
         with self.attachment.guard:
             if self._consuming is None:
                 self._consuming = Consuming(self.attachment, form, self._sampler, windows)
@@ -251,13 +323,14 @@ class Consumer:
             found.append(kept(form, take.batch))
             missing -= found[-1].count
             memory = None
-            if self.ran_out:
+            if take.ends_pass:
                 break
         drawn = joined_batches(form, found)
         if drawn.count == 0:
             name = self.attachment.address.name
             raise EmptyBufferError(f"Cannot sample from an empty storage. ({name} has no record.)")
         drawn.reuses_out = drawn.batch is given
+        drawn.ends_pass = take.ends_pass
         return drawn
 
 
@@ -277,13 +350,14 @@ class _Take:
         self.form = form
         self.count = count
         self.batch = memory or form.allocate(count)
+        self.ends_pass = False
 
     def __call__(self, segment: Segment) -> Outcome:
         consumer, order = self.consumer, self.order
         attachment = consumer.attachment
         spec = attachment.spec
         with attachment.guard:
-            live = windows(segment, spec.lane_capacity)
+            live = live_windows(segment, spec.lane_capacity)
             if not live:
                 return int(Status.CLOSED), 0, 0, 0, 0
             limited = spec.limiter is not None
@@ -296,7 +370,7 @@ class _Take:
                 outcome = self._read(segment, slots, cost)
                 delivered = outcome[0] == Status.OK
                 if delivered:
-                    consumer.ran_out = order.ran_out
+                    self.ends_pass = order.ran_out
             finally:
                 if not delivered:
                     order.give_back()

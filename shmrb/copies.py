@@ -33,6 +33,15 @@ def kept(form: BatchFormat, batch: Batch) -> Drawn:
     return Drawn(Batch(leaves, index, generation, [], 0, 0), len(rows))
 
 
+def first_rows(drawn: Drawn, count: int) -> Drawn:
+    """The first `count` records of a batch, or all if there are no more."""
+    if drawn.count <= count:
+        return drawn
+    batch = drawn.batch
+    leaves = [None if leaf is None else leaf[:count] for leaf in batch.leaves]
+    return Drawn(Batch(leaves, batch.index[:count], batch.generation[:count], [], 0, 0), count)
+
+
 def joined_batches(form: BatchFormat, parts: list[Drawn]) -> Drawn:
     """The records of several batches, one after the other."""
     if len(parts) == 1:

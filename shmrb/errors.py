@@ -101,7 +101,7 @@ class ClosedError(ShmrbError, RuntimeError):
     """The handle was closed by its user."""
 
 
-class ReadOnlyError(ShmrbError):
+class ReadOnlyError(ShmrbError, RuntimeError):
     """The role of this attachment does not permit the call."""
 
 

@@ -55,6 +55,7 @@ class HandleOptions:
         format, cast, seed, default_timeout, client_name, role: as in `shmrb.attach`.
         priority_key: where records and batches may carry a priority.
         sampler, sample_unit, batch_size: None: the buffer's defaults.
+        prefetch: batches to draw ahead.
     """
 
     format: str = "torch"
@@ -67,6 +68,7 @@ class HandleOptions:
     sampler: Sampler | None = None
     sample_unit: SampleUnit | None = None
     batch_size: int | None = None
+    prefetch: int = 0
 
     def __post_init__(self) -> None:
         if self.format not in ("torch", "numpy"):
@@ -93,10 +95,15 @@ class HandleOptions:
     ) -> HandleOptions:
         """These options with the components that a handle has now, and without its seed.
 
-        Whoever unpickles the handle draws a stream of its own.
+        Whoever unpickles the handle draws a stream of its own, and nothing ahead.
         """
         return dataclasses.replace(
-            self, sampler=sampler, sample_unit=sample_unit, batch_size=batch_size, seed=None
+            self,
+            sampler=sampler,
+            sample_unit=sample_unit,
+            batch_size=batch_size,
+            seed=None,
+            prefetch=0,
         )
 
 
@@ -116,9 +123,7 @@ def refuse_unbuilt(spec: BufferSpec) -> None:
     """Refuses what can be described already and is not built."""
     missing = [
         name
-        for name, described in (
-            ("MemmapStorage", isinstance(spec.storage, MemmapStorage)),
-        )
+        for name, described in (("MemmapStorage", isinstance(spec.storage, MemmapStorage)),)
         if described
     ]
     if missing:

@@ -142,6 +142,11 @@ def _picked(frames: list[Frame], windows: list[Slots], form: BatchFormat) -> Fra
         together = np.concatenate(parts)
         return np.ascontiguousarray(together.T if shape.by_step else together).reshape(-1)
 
+    weights = [
+        frame.weights[some]
+        for frame, some in zip(frames, windows, strict=True)
+        if frame.weights is not None
+    ]
     anchors = [frame.anchors[:, some] for frame, some in zip(frames, windows, strict=True)]
     return Frame(
         shape,
@@ -152,6 +157,7 @@ def _picked(frames: list[Frame], windows: list[Slots], form: BatchFormat) -> Fra
         over_records("generation"),
         np.concatenate(anchors, axis=1),
         over_records("valid"),
+        np.concatenate(weights) if weights else None,
     )
 
 

@@ -8,15 +8,17 @@ from shmrb.attachment import Attachment
 from shmrb.batches import BatchFormat
 from shmrb.core import AnchorKind, Bell, Outcome, Segment, Status
 from shmrb.drawn import Drawn
+from shmrb.ends import EndOrder, nothing_there
 from shmrb.errors import EmptyBufferError
 from shmrb.orders import Order, SlotOrder, TrajectoryOrder
 from shmrb.planner.passes import Pass
 from shmrb.planner.units import Shape, anchor_kind, sequence_shape
 from shmrb.returns import ReturnUnit
-from shmrb.segment import snapshot
 from shmrb.sequences import SequenceUnit
 from shmrb.slices import SliceUnit
 from shmrb.spec import (
+    FifoSampler,
+    LifoSampler,
     MultiStep,
     Sampler,
     SampleUnit,
@@ -26,7 +28,7 @@ from shmrb.spec import (
 )
 from shmrb.steps import is_stored_once
 from shmrb.waiting import Call
-from shmrb.windowing import Frame, Unit, joined
+from shmrb.windowing import Flags, Frame, Unit, joined
 
 
 class WindowSource:
@@ -50,6 +52,13 @@ class WindowSource:
     def draw(self, batch_size: int, timeout: float | None, out: Any) -> Drawn:
         """A batch of whole windows.
 
+        Raises as `draw_frame`.
+        """
+        return self.unit.drawn(self.draw_frame(batch_size, timeout, out))
+
+    def draw_frame(self, batch_size: int, timeout: float | None, out: Any) -> Frame:
+        """The windows of a batch, before the sample unit makes it of them.
+
         Raises:
             NoWindowError: there are records, and no window fits anywhere.
             EmptyBufferError, DeadlineError: as for single records.
@@ -66,7 +75,30 @@ class WindowSource:
         attachment.run(
             lambda segment: frame.draw(segment, attachment.rng, self.kind, cost), call, timeout
         )
-        return unit.drawn(frame)
+        return frame
+
+    def refreshed(self, frame: Frame, stale: Flags, timeout: float) -> Frame | None:
+        """A frame whose stale windows are drawn again; those of a pass are left out.
+
+        Args:
+            frame: drawn earlier.
+            stale: bool, one a window.
+            timeout: seconds to wait.
+
+        Returns:
+            None: nothing is left.
+        """
+        form = self.unit.form
+        frames = [] if stale.all() else [frame.kept(~stale, form)]
+        if self.order is None:
+            again = self.unit.frame(int(stale.sum()), frame.shape, None)
+            self.attachment.run(
+                lambda segment: again.draw(segment, self.attachment.rng, self.kind, 0),
+                Call("sample", window=frame.shape.required),
+                timeout,
+            )
+            frames.append(again)
+        return joined(frames, form) if frames else None
 
     def _draw_in_order(
         self,
@@ -75,7 +107,7 @@ class WindowSource:
         call: Call,
         timeout: float | None,
         out: Any,
-    ) -> Drawn:
+    ) -> Frame:
         """The next windows of the pass; anchors without one are passed over."""
         unit = self.unit
         found: list[Frame] = []
@@ -95,7 +127,7 @@ class WindowSource:
                 f"Cannot sample from an empty storage. ({name} has no record from which a window "
                 f"of {call.window} fits.)"
             )
-        return unit.drawn(joined(found, unit.form))
+        return joined(found, unit.form)
 
 
 def window_source(
@@ -123,6 +155,8 @@ def window_source(
     unit: Unit
     if slots is not None:
         kind, order = AnchorKind.GIVEN, SlotOrder(attachment, slots)
+    elif isinstance(sampler, FifoSampler | LifoSampler):
+        kind, order = AnchorKind.GIVEN, EndOrder(attachment, isinstance(sampler, LifoSampler))
     if isinstance(sampler, SliceSampler):
         unit = SliceUnit(schema, form.name, sampler)
         if isinstance(sampler, SliceSamplerWithoutReplacement):
@@ -159,7 +193,7 @@ class _Take:
         with attachment.guard:
             anchors = order.choose(segment, self.count, self.shape.length)
             if anchors is None:
-                return _nothing(segment, limited), 0, 0, 0, 0
+                return nothing_there(segment), 0, 0, 0, 0
             if len(anchors) == 0:
                 order.give_back()
                 return int(Status.NO_WINDOW), 0, 0, 0, 0
@@ -178,14 +212,3 @@ class _Take:
                 if not delivered:
                     order.give_back()
         return outcome
-
-
-def _nothing(segment: Segment, limited: bool) -> int:
-    """The status of a choice from nothing."""
-    if not segment.lanes():
-        return int(Status.CLOSED)
-    if limited:
-        limiter = snapshot.limiter(segment)
-        if limiter.enabled and not limiter.lifted:
-            return int(Status.LIMITED)
-    return int(Status.EMPTY)
