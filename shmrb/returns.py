@@ -19,6 +19,11 @@ from shmrb.windowing import Frame
 FACTOR = "bootstrap_factor"
 STEPS = "steps_to_next_obs"
 
+STORED_ONCE = (
+    "The schema has no 'next' fields, so what came next is read from the following record, and each "
+    "trajectory closes with one that only holds its final observation, as a producer writes it."
+)
+
 
 class ReturnUnit:
     """What becomes of a record and those after it: one record with its future in "next".
@@ -33,6 +38,8 @@ class ReturnUnit:
         by_mass: whether anchors have importance weights.
     """
 
+    hint = ""
+
     def __init__(self, schema: Schema, name: str, unit: MultiStep | None, by_mass: bool) -> None:
         layout = StepLayout.of(schema)
         self.form = BatchFormat(layout.shown, name)
@@ -41,6 +48,8 @@ class ReturnUnit:
         self._unit = unit
         self._by_mass = by_mass
         self._shape = steps_shape(unit, layout.is_stored_once)
+        if layout.is_stored_once:
+            self.hint = STORED_ONCE
 
     def shape(self, batch_size: int) -> tuple[int, Shape]:
         """A window for each record."""

@@ -131,29 +131,34 @@ def schema_like(record: Any, batched: bool = False) -> Schema:
     return Schema(fields, root)
 
 
-def schema_from_env(env: Any) -> Schema:
+def schema_from_env(env: Any, *, stored_once: bool = False) -> Schema:
     """The schema of the transitions that one step of this environment makes.
 
     Args:
         env: a Gymnasium environment (1.0 or newer), a vector environment, whose single spaces
             count, or the id of a registered environment, which is made and closed again.
+        stored_once: leave "next" out: what came next is then read from the following record, which
+            takes half the memory for images.
 
     Returns:
         "observation" and "action" as the spaces have them (Box, Discrete as an int64 scalar,
         MultiDiscrete, MultiBinary, Dict as nested keys); under "next" the observation, "reward"
-        float32 [1], and "terminated", "truncated", "done" bool [1].
+        float32 [1], and "terminated", "truncated", "done" bool [1]. Stored once: the observation,
+        and reward and flags of the step that led to it, at the root.
 
     Raises:
         SpecError: a space that records of one shape cannot hold; the message names it.
     """
     observation, action = spaces_of_env(env)
+    above: Path = () if stored_once else ("next",)
     fields = [
         *fields_of_space(observation, ("observation",)),
         *fields_of_space(action, ("action",)),
-        *fields_of_space(observation, ("next", "observation")),
-        Field(("next", "reward"), "float32", (1,)),
     ]
-    ends = [Field(("next", key), "bool", (1,)) for key in ("terminated", "truncated", "done")]
+    if not stored_once:
+        fields += fields_of_space(observation, ("next", "observation"))
+    fields.append(Field((*above, "reward"), "float32", (1,)))
+    ends = [Field((*above, key), "bool", (1,)) for key in ("terminated", "truncated", "done")]
     return Schema((*fields, *ends))
 
 

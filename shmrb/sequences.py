@@ -31,6 +31,8 @@ class SequenceUnit:
         by_mass: whether anchors have importance weights.
     """
 
+    hint = ""
+
     def __init__(self, form: BatchFormat, shape: Shape, by_mass: bool) -> None:
         self.form = form
         self._shape = shape

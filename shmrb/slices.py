@@ -29,6 +29,8 @@ class SliceUnit:
         sampler: the handle's.
     """
 
+    hint = ""
+
     def __init__(self, schema: Schema, name: str, sampler: SliceSampler) -> None:
         self.sampler = sampler
         self._stored = BatchFormat(schema, name)

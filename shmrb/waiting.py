@@ -57,7 +57,8 @@ class Call(NamedTuple):
         records: how many it asks the limiter for: rows to insert, or loss-bearing records to draw.
         bell: what wakes it when the limiter refuses.
         until_records: whether an empty buffer is waited for instead of refused.
-        window: records of one window.
+        window: records that a window needs.
+        hint: what else to say when no window fits.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Call(NamedTuple):
     bell: Bell = Bell.RECORDS
     until_records: bool = False
     window: int = 1
+    hint: str = ""
 
 
 def deadline_of(timeout: float | None, default: float) -> float:
@@ -254,7 +256,8 @@ class Wait:
                 "a lane of its own: storage=SharedStorage(capacity, lanes=N), then "
                 "rb.producer(envs=N), or rb.lane() in each collector."
             )
-        return f"{text} Take shorter windows, or wait for longer trajectories with timeout=."
+        cure = self.call.hint or "Take shorter windows."
+        return f"{text} {cure} Or wait for longer trajectories with timeout=."
 
     def _parties(self) -> str:
         """Who could change that: living writers and samplers beside this client."""

@@ -165,6 +165,7 @@ class Unit(Protocol):
     """What becomes of windows: one of `sequences`, `slices` and `returns`."""
 
     form: BatchFormat
+    hint: str
 
     def shape(self, batch_size: int) -> tuple[int, Shape]:
         """How many windows a batch of that size takes, and of what shape."""

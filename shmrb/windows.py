@@ -68,7 +68,7 @@ class WindowSource:
         limited = attachment.spec.limiter is not None
         cost = unit.cost(count, shape) if limited else 0
         waits = limited or (timeout is not None and timeout > 0)
-        call = Call("sample", cost, Bell.RECORDS, waits, shape.required)
+        call = Call("sample", cost, Bell.RECORDS, waits, shape.required, unit.hint)
         if self.order is not None:
             return self._draw_in_order(self.order, (count, shape), call, timeout, out)
         frame = unit.frame(count, shape, out)
