@@ -1,0 +1,135 @@
+"""Memory that stays where it is: with many writers, with many calls, with many clients."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import psutil
+import pytest
+
+import shmrb
+from helpers import stamped
+from helpers.child import emit, receive
+from helpers.procs import Children
+
+BODY = 4096
+MIB = 1 << 20
+
+
+def private_bytes(pid: int) -> int:
+    """What this process alone holds: shared pages and files are not counted."""
+    return int(psutil.Process(pid).memory_full_info().uss)
+
+
+def write_on_and_on(buffer: str, writer: int) -> None:
+    rb = shmrb.attach(buffer, format="numpy", timeout=30)
+    chunk = stamped.records(writer, 0, 16, BODY)
+    emit("ready")
+    while True:
+        rb.extend(chunk)
+
+
+def attach_on_and_on(buffer: str, times: int) -> None:
+    for number in range(times):
+        with shmrb.attach(buffer, format="numpy", timeout=30) as rb:
+            rb.sample(1) if number % 2 else rb.add({"x": number})
+        if number == times // 10:
+            gc.collect()
+            emit("warm")
+            receive()
+    gc.collect()
+    emit("done")
+    receive()
+
+
+def test_many_writers_and_a_slow_reader(children: Children) -> None:
+    """Case 116: no queue grows in any client; what is too much is overwritten."""
+    rb = shmrb.ReplayBuffer(
+        "flat", storage=shmrb.SharedStorage(256), schema=stamped.schema(BODY), format="numpy"
+    )
+    writers = [
+        children.start(write_on_and_on, method="fork", buffer="flat", writer=i) for i in range(4)
+    ]
+    for writer in writers:
+        writer.expect("ready")
+    before = wait_for_writes(rb, 20_000) and [private_bytes(writer.pid) for writer in writers]
+    wait_for_writes(rb, 40_000)
+    after = [private_bytes(writer.pid) for writer in writers]
+    assert max(a - b for a, b in zip(after, before, strict=True)) < MIB
+    assert 256 - 4 * 16 <= len(rb) <= 256, "all but what is being written"
+    assert stamped.torn(rb.sample(64)) == []
+    rb.close()
+
+
+def wait_for_writes(rb: shmrb.ReplayBuffer, count: int) -> bool:
+    while rb.write_count < count:
+        rb.sample(1, timeout=10)
+    return True
+
+
+@pytest.mark.parametrize("calls", [2_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("format", ["numpy", "torch"])
+def test_many_calls(calls: int, format: str) -> None:
+    """Case 117: nothing is remembered for a call that is over."""
+    rb = shmrb.ReplayBuffer(
+        storage=shmrb.SharedStorage(64),
+        schema={"x": "int64", "n": {"w": ("float32", 8)}},
+        format=format,
+        batch_size=1,
+    )
+    record = {"x": 1, "n": {"w": np.zeros(8, np.float32)}}
+
+    def call(times: int) -> None:
+        for _ in range(times):
+            rb.add(record)
+            batch = rb.sample()
+            rb.sample(out=batch)
+            rb.set_at_("x", [5], [0])
+            rb.generations_of(batch["index"])
+            len(rb)
+
+    call(calls // 4)
+    gc.collect()
+    before = private_bytes(psutil.Process().pid)
+    call(calls)
+    gc.collect()
+    assert private_bytes(psutil.Process().pid) - before < 2 * MIB
+    rb.close()
+
+
+@pytest.mark.parametrize("times", [200, pytest.param(10_000, marks=pytest.mark.long)])
+def test_many_clients_come_and_go(children: Children, times: int) -> None:
+    """Case 117: neither the client entries nor the process that attaches keep anything."""
+    rb = shmrb.ReplayBuffer(
+        "visited", storage=shmrb.SharedStorage(64), schema={"x": "int64"}, format="numpy"
+    )
+    rb.add({"x": 0})
+    child = children.start(attach_on_and_on, method="fork", buffer="visited", times=times)
+    child.expect("warm")
+    before = private_bytes(child.pid)
+    descriptors = psutil.Process(child.pid).num_fds()
+    child.send("on")
+    child.expect("done")
+    assert private_bytes(child.pid) - before < 2 * MIB
+    assert psutil.Process(child.pid).num_fds() == descriptors
+    stats = rb.statistics()
+    assert len(stats.clients) == 1
+    assert stats.counters["write_calls"] == 1 + times // 2
+    child.send("end")
+    child.succeed()
+    rb.close()
+
+
+def test_attached_buffers_cost_one_descriptor_each() -> None:
+    """To ask who lives; mappings hold none."""
+    rb = shmrb.ReplayBuffer(
+        "many", storage=shmrb.SharedStorage(64), schema={"x": "int64"}, format="numpy"
+    )
+    before = psutil.Process().num_fds()
+    handles = [shmrb.attach("many", format="numpy") for _ in range(20)]
+    assert psutil.Process().num_fds() <= before + 20
+    for handle in handles:
+        handle.close()
+    assert psutil.Process().num_fds() == before
+    rb.close()
