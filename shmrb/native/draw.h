@@ -72,6 +72,7 @@ inline Outcome draw_prioritized(const View& view, Random& random, const Batch& b
   int64_t redraws = 0;
   OwnerNap nap;
   while (!scratch.pending.empty()) {
+    size_t before = scratch.pending.size();
     Outcome drawn;
     {
       Held held(view, view.control->control_lock, deadline_ns);
@@ -92,7 +93,7 @@ inline Outcome draw_prioritized(const View& view, Random& random, const Batch& b
     std::sort(scratch.pending.begin(), scratch.pending.end());
     redraws += static_cast<int64_t>(scratch.pending.size());
     if (scratch.pending.empty()) break;
-    if (monotonic_ns() >= deadline_ns) return blocked_on(kSlotOwner, drawn.who);
+    if (scratch.pending.size() == before && monotonic_ns() >= deadline_ns) return blocked_on(kSlotOwner, drawn.who);
     if (drawn.who != 0) nap.rest(view, drawn.value, drawn.who, deadline_ns);
   }
   double beta = order::peek_value(&priorities_of(view).beta);

@@ -143,14 +143,15 @@ inline Outcome draw_uniform(const View& view, Random& random, const Batch& batch
     if (population.total() == 0) return {kEmpty, 0, kNothing, 0, 0};
     Outcome drawn = draw_pending(view, population, random, batch, scratch);
     if (drawn.status == kEmpty) return drawn;
+    size_t before = scratch.pending.size();
     if (drawn.status == kOk) copy_and_check(view, batch, scratch);
     if (scratch.pending.empty()) return {kOk, redraws, kNothing, 0, 0};
     redraws += static_cast<int64_t>(scratch.pending.size());
     if (drawn.status == kAgain) {
       if (monotonic_ns() >= deadline_ns) return blocked_on(kSlotOwner, drawn.who);
       nap.rest(view, drawn.value, drawn.who, deadline_ns);
-    } else if (monotonic_ns() >= deadline_ns) {
-      return blocked_on(kNothing, 0);
+    } else if (scratch.pending.size() == before && monotonic_ns() >= deadline_ns) {
+      return blocked_on(kNothing, 0);  // a call that gets nearer goes on: the next one would start anew
     }
   }
 }
@@ -204,10 +205,11 @@ inline Outcome read_slots(const View& view, const Batch& batch, int64_t deadline
     }
     copy_and_check(view, batch, scratch);
     later.insert(later.end(), scratch.pending.begin(), scratch.pending.end());
+    bool nearer = later.size() < open.size();
     open.swap(later);
     if (open.empty()) break;
     uint32_t owner = busy < 0 ? 0 : order::peek(&view.owners[busy]);
-    if (monotonic_ns() >= deadline_ns) return blocked_on(kSlotOwner, owner);
+    if (!nearer && monotonic_ns() >= deadline_ns) return blocked_on(kSlotOwner, owner);
     if (owner != 0) nap.rest(view, busy, owner, deadline_ns);
   }
   return {};

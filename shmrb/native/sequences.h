@@ -39,10 +39,11 @@ class WindowDraw {
         Outcome placed = place(number);
         if (placed.status != kOk) return placed;
       }
+      size_t before = open.size();
       copy_windows(view_, unit_, batch_, scratch_, open);
       if (open.empty()) return {kOk, redraws, kNothing, 0, 0};
       redraws += static_cast<int64_t>(open.size());
-      if (monotonic_ns() >= deadline_ns_) return blocked_on(kNothing, 0);
+      if (open.size() == before && monotonic_ns() >= deadline_ns_) return blocked_on(kNothing, 0);
       legal_.clear();
       source_.refresh();
     }
@@ -171,11 +172,12 @@ inline Outcome expand_given(const View& view, const Unit& unit, const WindowBatc
       batch.anchors[batch.windows + number] = -1;
     }
     copy_windows(view, unit, batch, scratch, placed);
+    placed.insert(placed.end(), later.begin(), later.end());
+    bool nearer = placed.size() < open.size();
     open.swap(placed);
-    open.insert(open.end(), later.begin(), later.end());
     if (open.empty()) return {};
     uint32_t owner = in_the_way < 0 ? 0 : living_owner(view, in_the_way);
-    if (monotonic_ns() >= deadline_ns) return blocked_on(owner ? kSlotOwner : kNothing, owner);
+    if (!nearer && monotonic_ns() >= deadline_ns) return blocked_on(owner ? kSlotOwner : kNothing, owner);
     if (owner) nap.rest(view, in_the_way, owner, deadline_ns);
   }
 }

@@ -13,11 +13,12 @@ import numpy as np
 from helpers.child import emit, receive
 from helpers.rawsegment import RawSegment, changed, finish, ok, stamped
 from shmrb import core
-from shmrb.core import Bell
+from shmrb.core import Bell, TakeKind
 
 # The uids that a victim writes begin here.
 VICTIMS_UIDS = 900
 WRITTEN_AT_ONCE = 5
+TAKEN_AT_ONCE = 3
 UPDATED_SLOTS = (2, 5, 8)
 MARK = 44
 COST = 6
@@ -61,6 +62,11 @@ def sample(member: RawSegment) -> None:
     ok(finish(lambda: member.sample(COST)[0]))
 
 
+def sample_once(member: RawSegment) -> None:
+    """In a single call, whose time is over when it begins."""
+    ok(member.sample(COST, slice_ns=0)[0])
+
+
 def sample_at_a_cost(member: RawSegment) -> None:
     ok(finish(lambda: member.sample(COST, cost=COST)[0]))
 
@@ -85,6 +91,40 @@ def recover(member: RawSegment) -> None:
     ok(finish(member.segment.recover))
 
 
+def _take(member: RawSegment, hold: bool) -> tuple[np.ndarray, np.ndarray]:
+    while True:
+        outcome, slots, generations = member.take(
+            TAKEN_AT_ONCE, TakeKind.OLDEST_FIRST, hold=hold, cost=1
+        )
+        if outcome[0] != core.Status.AGAIN:
+            ok(outcome)
+            return slots, generations
+
+
+def take(member: RawSegment) -> None:
+    _take(member, False)
+
+
+def hold(member: RawSegment) -> None:
+    _take(member, True)
+
+
+def consume(member: RawSegment) -> None:
+    slots, generations = _take(member, False)
+    ok(finish(lambda: member.read(slots)[0]))
+    assert member.end_takes(slots, generations).all()
+
+
+def acknowledge(member: RawSegment) -> None:
+    slots, generations = _take(member, True)
+    assert member.end_takes(slots, generations).all()
+
+
+def give_back(member: RawSegment) -> None:
+    slots, generations = _take(member, True)
+    assert member.end_takes(slots, generations, back=True).all()
+
+
 def nothing(_: RawSegment) -> None:
     """Only attaches."""
 
@@ -98,12 +138,18 @@ DEEDS: dict[str, Callable[[RawSegment], None]] = {
         refill,
         empty,
         sample,
+        sample_once,
         sample_at_a_cost,
         change_limits,
         wait,
         lease,
         reap,
         recover,
+        take,
+        hold,
+        consume,
+        acknowledge,
+        give_back,
         nothing,
     )
 }

@@ -54,6 +54,8 @@ ATTACH_POINTS = ["byte_taken", "epoch_moved"]
 RECOVERY_POINTS = ["byte_taken", "epoch_moved", "recovering", "recovered"]
 JOURNAL_POINTS = ["empty_journalled", "empty_mid_apply"]
 OTHER_POINTS = ["mid_tree", "charged", "drawn", "waiting", "notifying", "leased"]
+# In test_consumption_kills.py.
+CONSUMPTION_POINTS = ["mid_take", "taken", "mid_finish", "mid_return", "mid_settle"]
 # Passed by the floors above the native core, in their own tests.
 POINTS_ABOVE = ["sized", "filled", "declared", "dropping"]
 
@@ -73,6 +75,7 @@ def write_until(scene: Scene, point: str, head: int) -> None:
 
 def test_every_point_of_the_core_has_its_place_here() -> None:
     named = [*WRITE_POINTS, *UPDATE_POINTS, *RECOVERY_POINTS, *JOURNAL_POINTS, *OTHER_POINTS]
+    named += CONSUMPTION_POINTS
     assert set(core.stopping_points()) == set(named) | set(POINTS_ABOVE)
 
 
@@ -274,14 +277,28 @@ def test_who_repairs_an_empty_dies(children: Children, root: Path, passes: int) 
     survive(scene, "empty_mid_apply twice", Scene.write)
 
 
-def test_a_thousand_writers_die_one_after_the_other(children: Children, root: Path) -> None:
-    """Thirty here: each leaves what the next must take over."""
-    scene = Scene(root / "ring", "limiter", fill=0)
-    for i in range(30):
-        kill_at(children, scene, "write", ("reserved", "head_moved")[i % 2])
-        scene.reserved += (i % 2) * WRITTEN_AT_ONCE
-        assert scene.survivor.size() == 0
-    survive(scene, "30 deaths", Scene.write)
+@pytest.mark.watchdog(600)
+@pytest.mark.parametrize(
+    ("point", "deaths"),
+    [
+        ("reserved", 15),
+        ("holding_lock", 15),
+        pytest.param("reserved", 1000, marks=pytest.mark.long),
+        pytest.param("holding_lock", 200, marks=pytest.mark.long),
+    ],
+)
+def test_writers_die_one_after_the_other(
+    children: Children, root: Path, point: str, deaths: int
+) -> None:
+    """Each finds what the one before it left, and dies over it."""
+    scene = Scene(root / "ring", "limiter", fill=CAPACITY)
+    for _ in range(deaths):
+        kill_at(children, scene, "write", point)
+        write_until(scene, point, CAPACITY)
+        scene.size()
+    assert scene.survivor.segment.counters()["lock_take_overs"] >= deaths - 1
+    survive(scene, f"{deaths} deaths at {point}", Scene.write)
+    assert scene.survivor.segment.counters()["lock_take_overs"] == deaths
 
 
 # Waiting

@@ -257,6 +257,19 @@ def test_what_a_stopped_drawer_copied_is_drawn_anew(children: Children, root: Pa
     scene.verify()
 
 
+def test_a_draw_whose_time_is_over_keeps_what_it_has(children: Children, root: Path) -> None:
+    """With large records a batch outlasts its slice: starting anew each time would never end."""
+    scene = Scene(root / "ring", fill=HEAD)
+    stopped = Stopped(children, scene, "sample_once", "drawn")
+    for uid in range(700, 700 + CAPACITY // 2):
+        scene.write(uid)
+    before = scene.survivor.segment.counters()["redraws"]
+    stopped.go_on()
+    assert 0 < scene.survivor.segment.counters()["redraws"] - before < COST
+    stopped.leave()
+    scene.verify()
+
+
 def test_all_orders_of_two_stopped_writers(children: Children, root: Path) -> None:
     """The second waits for the first's lock, or writes behind it."""
     for i, points in enumerate(itertools.product(["mid_payload", "before_commit"], repeat=2)):
