@@ -101,7 +101,8 @@ struct ConsumptionBlock {
   int64_t freed_tail;
   int64_t arrivals;    // records that ever came or were consumed
   uint64_t holders_stale;  // 1: a client died or left; whoever has the lock next looks for what it had taken
-  uint8_t reserved[64];
+  uint64_t moving;         // Moving: what holds for the slots whose cost has kMovingBit
+  uint8_t reserved[56];
 };
 static_assert(sizeof(ConsumptionBlock) == 128);
 

@@ -8,18 +8,58 @@ namespace shmrb {
 
 enum class TakeKind : int { kUniform = 0, kOldestFirst = 1, kNewestFirst = 2 };
 
+// REQUIRES: the control lock is held. The limiter's credit for records that move, and that they have moved, in one step.
+inline void move_credit(const View& view, int64_t samples, Moving state) {
+  uint64_t* moving = view.consumption().moving();
+  if (samples == 0) return order::publish(moving, uint64_t{state});
+  LimiterBlock& limiter = view.control->limiter;
+  change(view, view.control->journal,
+         {{&limiter.samples, static_cast<uint64_t>(order::peek(&limiter.samples) + samples)}, {moving, state}});
+}
+
+// REQUIRES: the control lock is held. Gives taken records back, and what the limiter was charged for them.
+inline void return_records(const View& view, const std::vector<int64_t>& slots) {
+  if (slots.empty()) return;
+  Disagreeing disagreeing(view);
+  Consumption consumption = view.consumption();
+  order::publish(consumption.moving(), uint64_t{kAreTaken});
+  int64_t samples = 0;
+  for (int64_t slot : slots) {
+    samples += consumption.cost(slot);
+    consumption.mark(slot);
+  }
+  move_credit(view, view.has(kLimiter) ? -samples : 0, kNotTaken);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    consumption.give_back(slots[i]);
+    if (i == 0) stopping::at(stopping::kMidReturn);
+  }
+  order::publish(consumption.moving(), uint64_t{kNothingMoves});
+}
+
+// REQUIRES: the control lock is held. Takes records for this client; a death in the middle takes none.
+inline void take_records(const View& view, const std::vector<int64_t>& slots, bool hold, uint32_t cost) {
+  Consumption consumption = view.consumption();
+  order::publish(consumption.moving(), uint64_t{kNotTaken});
+  for (size_t i = 0; i < slots.size(); ++i) {
+    consumption.take(slots[i], view.token | (hold ? kHoldBit : 0u), cost);
+    if (i == 0) stopping::at(stopping::kMidTake);
+  }
+  move_credit(view, static_cast<int64_t>(cost) * static_cast<int64_t>(slots.size()), kAreTaken);
+  for (int64_t slot : slots) consumption.unmark(slot);
+  order::publish(consumption.moving(), uint64_t{kNothingMoves});
+}
+
 // REQUIRES: the control lock is held. What clients that are gone had taken: held records may be drawn again, and what the
 // limiter was charged for them goes back; the others count as drawn. `look`: even if nobody said that one is gone. Returns
 // how many were given back.
 inline int64_t settle_holders(const View& view, bool look) {
   ConsumptionBlock& block = view.control->consumption;
-  bool told = order::swap(&block.holders_stale, uint64_t{0}) != 0;
   Consumption consumption = view.consumption();
-  if (!(told || look) || consumption.held() == 0) return 0;
-  Disagreeing disagreeing(view);
+  bool told = order::observe(&block.holders_stale) != 0;
+  if (!told && !(look && consumption.held() > 0)) return 0;
+  std::vector<int64_t> held, lost;
   uint32_t known = 0;
   bool known_to_live = false;
-  int64_t settled = 0, returned = 0;
   for (int64_t slot = 0; slot < view.capacity; ++slot) {
     uint32_t holder = consumption.holder(slot);
     uint32_t token = holder & ~kHoldBit;
@@ -28,18 +68,18 @@ inline int64_t settle_holders(const View& view, bool look) {
       known = token;
       known_to_live = view.liveness.alive(token);
     }
-    if (known_to_live) continue;
-    if (holder & kHoldBit) {
-      uint32_t cost = consumption.cost(slot);
-      consumption.give_back(slot);
-      if (view.has(kLimiter)) order::bump(&view.control->limiter.samples, -static_cast<int64_t>(cost));
-      ++returned;
-    } else {
-      consumption.finish(slot);
-    }
-    if (settled++ == 0) stopping::at(stopping::kMidSettle);
+    if (!known_to_live) (holder & kHoldBit ? held : lost).push_back(slot);
   }
-  return returned;
+  return_records(view, held);
+  if (!lost.empty()) {
+    Disagreeing disagreeing(view);
+    for (size_t i = 0; i < lost.size(); ++i) {
+      consumption.finish(lost[i]);
+      if (i == 0) stopping::at(stopping::kMidSettle);
+    }
+  }
+  if (told) order::publish(&block.holders_stale, uint64_t{0});
+  return static_cast<int64_t>(held.size());
 }
 
 // What stands in the way of a draw that found too little.
@@ -131,15 +171,10 @@ inline Outcome take(const View& view, Random random, const Wish& wish, int64_t* 
     bool limited = limits_apply(view);
     if (chosen.empty()) return {limited ? kLimited : kEmpty, 0, kNothing, 0, wake};
     if (limited && !may_sample(view, cost)) return {kLimited, 0, kNothing, 0, wake};
-    if (limited) {
-      order::bump(&view.control->limiter.samples, cost);
-      stopping::at(stopping::kCharged);
-    }
+    take_records(view, chosen, wish.hold, limited ? wish.cost : 0u);
     for (size_t i = 0; i < chosen.size(); ++i) {
-      consumption.take(chosen[i], view.token | (wish.hold ? kHoldBit : 0u), limited ? wish.cost : 0u);
       slots[i] = chosen[i];
       generations[i] = static_cast<int64_t>(word_generation(order::observe(&view.words[chosen[i]]))) - 1;
-      if (i == 0) stopping::at(stopping::kMidTake);
     }
     break;
   }
@@ -168,19 +203,20 @@ inline Outcome end_takes(const View& view, bool back, int64_t count, const int64
   int64_t ended = 0;
   {
     Disagreeing disagreeing(view);
+    std::vector<int64_t> returned;
     for (int64_t i = 0; i < count; ++i) {
       bool mine = has_taken(view, index[i], generation[i]);
       if (verdicts) verdicts[i] = mine;
       if (!mine) continue;
+      ++ended;
       if (back) {
-        if (view.has(kLimiter))
-          order::bump(&view.control->limiter.samples, -static_cast<int64_t>(consumption.cost(index[i])));
-        consumption.give_back(index[i]);
+        returned.push_back(index[i]);
       } else {
         consumption.finish(index[i]);
+        if (ended == 1) stopping::at(stopping::kMidFinish);
       }
-      if (ended++ == 0) stopping::at(stopping::kMidFinish);
     }
+    return_records(view, returned);
   }
   held.let_go();
   return {kOk, ended, kNothing, 0, ended == 0 ? 0 : back ? ring_records(view) : ring_room(view)};

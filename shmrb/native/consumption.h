@@ -16,7 +16,16 @@
 
 namespace shmrb {
 
-constexpr uint32_t kHoldBit = 0x8000'0000u;  // in a holder: the record goes back when its client dies
+constexpr uint32_t kHoldBit = 0x8000'0000u;    // in a holder: the record goes back when its client dies
+constexpr uint32_t kMovingBit = 0x8000'0000u;  // in a cost: the record is on its way to its holder, or back
+
+// A take and the limiter's charge for it are one change of many words, and so is giving back: the records of one call are
+// marked, one journal moves the credit and says which of the two holds for them, and the marks are taken off again.
+enum Moving : uint64_t {
+  kNothingMoves = 0,
+  kNotTaken = 1,  // records that are marked belong to nobody, and are not charged for
+  kAreTaken = 2,  // they belong to their holders, and are
+};
 
 // All of `capacity` elements.
 struct ConsumptionArrays {
@@ -48,7 +57,8 @@ class Consumption {
   bool refills() const { return refills_; }
 
   uint32_t holder(int64_t slot) const { return order::peek(&a_.holders[slot]); }
-  uint32_t cost(int64_t slot) const { return order::peek(&a_.costs[slot]); }
+  uint32_t cost(int64_t slot) const { return order::peek(&a_.costs[slot]) & ~kMovingBit; }
+  uint64_t* moving() const { return &block_.moving; }
   bool is_consumed(int64_t slot) const { return order::peek(&a_.counts[slot]) >= a_.limit; }
   bool may_be_drawn(int64_t slot) const { return order::peek(&a_.places[slot]) > 0; }
   int64_t member(int64_t position) const { return slot_or_none(order::peek(&a_.members[position])); }
@@ -99,12 +109,16 @@ class Consumption {
     if (refills_ && !is_queued(slot)) retire(slot);
   }
 
+  // Marked until the charge is made.
   void take(int64_t slot, uint32_t holder, uint32_t cost) const {
-    order::put(&a_.costs[slot], cost);
-    order::put(&a_.holders[slot], holder);
+    order::put(&a_.costs[slot], cost | kMovingBit);
+    order::publish(&a_.holders[slot], holder);
     order::put(&block_.held, order::peek(&block_.held) + 1);
     drop_member(slot);
   }
+
+  void mark(int64_t slot) const { order::put(&a_.costs[slot], order::peek(&a_.costs[slot]) | kMovingBit); }
+  void unmark(int64_t slot) const { order::put(&a_.costs[slot], cost(slot)); }
 
   // One more draw of a taken record; after the last its slot holds nothing. Counted before the holder lets go: a death in
   // between may cost a draw, never add one.
@@ -119,6 +133,7 @@ class Consumption {
 
   void give_back(int64_t slot) const {
     drop_holder(slot);
+    order::put(&a_.costs[slot], 0u);
     add_member(slot);
   }
 
@@ -140,11 +155,13 @@ class Consumption {
   void forget(int64_t slot) const {
     order::put(&a_.counts[slot], 0u);
     order::put(&a_.holders[slot], 0u);
+    order::put(&a_.costs[slot], 0u);
   }
 
   // The lists anew. `records`: slots that hold a record, consumed or not; `empty`: those under a live ticket without one.
   void rebuild(std::vector<int64_t> records, const std::vector<int64_t>& empty) const {
     std::sort(records.begin(), records.end(), [&](int64_t a, int64_t b) { return arrival(a) < arrival(b); });
+    bool taken = order::peek(&block_.moving) != kNotTaken;
     clear_lists();
     for (int64_t slot : empty) {
       forget(slot);
@@ -153,10 +170,15 @@ class Consumption {
     for (int64_t slot : records) {
       if (is_consumed(slot)) {
         order::put(&a_.holders[slot], 0u);
+        unmark(slot);
         if (refills_) queue(slot);
         continue;
       }
       append(slot);
+      if (order::peek(&a_.costs[slot]) & kMovingBit) {
+        unmark(slot);
+        if (!taken) order::put(&a_.holders[slot], 0u);
+      }
       if (holder(slot)) {
         order::put(&block_.held, order::peek(&block_.held) + 1);
       } else {
@@ -251,6 +273,7 @@ class Consumption {
     for (int64_t* word : {&block_.members, &block_.held, &block_.first, &block_.last})
       order::put(word, int64_t{0});
     order::put(&block_.freed_head, order::peek(&block_.freed_tail));
+    order::put(&block_.moving, uint64_t{kNothingMoves});
   }
 
   ConsumptionBlock& block_;

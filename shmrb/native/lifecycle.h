@@ -255,11 +255,18 @@ inline int64_t reap(const View& view, const char* live_lock) {
   return dead;
 }
 
+// A count waits so long for the lock of a client that lives.
+constexpr int64_t kRepairWithinNs = 20'000'000;
+
 // Records that are live and whole. What dead clients had in flight is recovered first.
 inline Outcome size(const View& view, const char* live_lock) {
   uint64_t wake = 0;
   if (view.acts() && Flight(view).dead_on_board && reap(view, live_lock) > 0)
     wake = ring_records(view) | ring_room(view);
+  if (view.has(kConsumption) && view.acts() && order::observe(&view.control->control_lock.dirty)) {
+    // Either it will be clean in a moment, or its owner died and the lists must be made anew first.
+    Held held(view, view.control->control_lock, monotonic_ns() + kRepairWithinNs);
+  }
   settle_holes(view, false);
   Flight flight(view);
   int64_t known = view.has(kConsumption) ? view.consumption().members()

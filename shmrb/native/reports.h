@@ -218,7 +218,7 @@ inline nb::dict abi() {
   using Q = ConsumptionBlock;
   r["ConsumptionBlock"] = describe(
       sizeof(Q), {SPAN(Q, members), SPAN(Q, held), SPAN(Q, first), SPAN(Q, last), SPAN(Q, freed_head),
-                  SPAN(Q, freed_tail), SPAN(Q, arrivals), SPAN(Q, holders_stale)});
+                  SPAN(Q, freed_tail), SPAN(Q, arrivals), SPAN(Q, holders_stale), SPAN(Q, moving)});
   using C = ControlBlock;
   r["ControlBlock"] = describe(
       sizeof(C), {SPAN(C, magic), SPAN(C, format), SPAN(C, state), SPAN(C, uuid), SPAN(C, generation_base),

@@ -35,6 +35,17 @@ STAMPED = (
 )
 ECHO_FACTOR = 1_000_003
 ALPHA_BETA_EPS = (1.0, 1.0, 0.0)
+CONSUMPTION_WORDS = (
+    "counts",
+    "holders",
+    "costs",
+    "arrivals",
+    "members",
+    "places",
+    "next",
+    "previous",
+    "freed",
+)
 
 Columns = Mapping[str, np.ndarray]
 Array = np.ndarray
@@ -147,7 +158,8 @@ class RawSegment:
         self.max_clients: int = told["max_clients"]
         self.live_lock = str(self.folder / "live.lock")
         self._abi: dict[str, Any] = core.abi()
-        files = {name: self._map(name, writable) for name in ("ctl", "slots", "data", "prio")}
+        names = ("ctl", "slots", "data", "prio", "consumption")
+        files = {name: self._map(name, writable) for name in names}
         # The mappings live as long as this does.
         self._files = files
         self._ctl = files["ctl"]
@@ -156,6 +168,12 @@ class RawSegment:
         self.owners = self._slot_array(files["slots"], places["owners"], np.uint32)
         self.runs = self._slot_array(files["slots"], places["runs"], np.uint32)
         self.versions = self._slot_array(files["slots"], places["versions"], np.int64)
+        self.consumed = {
+            name: self._slot_array(files["consumption"], place, np.int32 if i < 3 else np.int64)
+            for i, (name, place) in enumerate(
+                zip(CONSUMPTION_WORDS, told["consumption"]["consumption_arrays"], strict=True)
+            )
+        }
         self.fields = [(name, dtype, tuple(shape)) for name, dtype, shape in told["columns"]]
         self.columns: dict[str, Array] = {}
         geometry_columns = []
@@ -170,7 +188,9 @@ class RawSegment:
                 "slots": _address(files["slots"]),
                 "data": _address(files["data"]),
                 "prio": _address(files["prio"]),
+                "consumption": _address(files["consumption"]),
                 **told["tree"],
+                **told["consumption"],
                 "capacity": self.capacity,
                 "lanes": self.lane_count,
                 "max_clients": self.max_clients,
@@ -208,6 +228,7 @@ class RawSegment:
         done: Sequence[str] = ("done",),
         trajectory_id: str | None = None,
         generation_base: int = 0,
+        consume_after: int = 1,
     ) -> RawSegment:
         """Lay out the files, ready to attach, and map them; the caller does not attach by it."""
         folder = Path(folder)
@@ -229,6 +250,7 @@ class RawSegment:
             "slots": end,
             "data": max(data_end, PAGE),
             "prio": tree_end if features & core.Feature.PRIORITIES else PAGE,
+            "consumption": len(CONSUMPTION_WORDS) * _aligned(capacity * 8, 64),
             "live.lock": max_clients,
         }
         for name, size in sizes.items():
@@ -243,6 +265,12 @@ class RawSegment:
             "offsets": offsets,
             "slots": places,
             "tree": tree,
+            "consumption": {
+                "consumption_arrays": [
+                    number * _aligned(capacity * 8, 64) for number in range(len(CONSUMPTION_WORDS))
+                ],
+                "consume_after": consume_after,
+            },
             "done_columns": [names.index(name) for name in done if name in names],
             "id_column": -1 if trajectory_id is None else names.index(trajectory_id),
             "starts": starts,
@@ -367,6 +395,25 @@ class RawSegment:
             slice_ns,
         )
         return outcome, verdicts
+
+    def take(
+        self, count: int, kind: int = 0, *, hold: bool = False, cost: int = 0
+    ) -> tuple[Outcome, Array, Array]:
+        """The outcome, and slots and generations of what was taken."""
+        stamps = np.full((2, count), -7, np.int64)
+        where = _address(stamps[0]), _address(stamps[1])
+        segment = self.segment
+        outcome = segment.take(self.rng, kind, count, hold, cost, *where, core.SLICE_NS)
+        taken = outcome[1] if outcome[0] == Status.OK else 0
+        return outcome, stamps[0, :taken], stamps[1, :taken]
+
+    def end_takes(self, slots: Array, generations: Array, *, back: bool = False) -> Array:
+        """Which of these takes this client had, and has ended now."""
+        ended = np.zeros(len(slots), np.bool_)
+        slots, generations = slots.copy(), generations.copy()
+        where = _address(slots), len(slots), _address(generations), _address(ended)
+        ok(finish(lambda: self.segment.end_takes(back, *where, core.SLICE_NS)))
+        return ended
 
     def generations(self, index: Sequence[int] | Array | None = None) -> Array:
         slots = np.arange(self.capacity) if index is None else np.asarray(index)
