@@ -39,6 +39,7 @@ from shmrb.writeback import WriteBack
 if TYPE_CHECKING:
     from shmrb.lanes import Lane
     from shmrb.producer import Producer
+    from shmrb.vector import VectorProducer
 
 
 class ReplayBuffer(Sampling, WriteBack):
@@ -244,14 +245,25 @@ class ReplayBuffer(Sampling, WriteBack):
         chunk: int = 64,
         autoreset: str = "next_step",
         timeout: float | None = None,
-    ) -> Producer:
-        """A `Producer` that gathers the steps of a Gymnasium loop into chunks.
+    ) -> Producer | VectorProducer:
+        """What gathers the steps of a Gymnasium loop into chunks, for use in a `with` block.
 
-        Args and errors as there.
+        Args:
+            envs: 1: a `Producer` of one environment; more: a `VectorProducer`, environment i in a
+                lane of its own.
+            chunk, autoreset, timeout: as for `Producer`.
+
+        Errors as there.
         """
+        if envs != 1:
+            from shmrb.vector import VectorProducer
+
+            return VectorProducer(
+                self, envs=envs, chunk=chunk, autoreset=autoreset, timeout=timeout
+            )
         from shmrb.producer import Producer
 
-        return Producer(self, envs=envs, chunk=chunk, autoreset=autoreset, timeout=timeout)
+        return Producer(self, chunk=chunk, autoreset=autoreset, timeout=timeout)
 
     def end_trajectory(self, *, timeout: float | None = None) -> None:
         """The next record of this handle starts another trajectory."""

@@ -84,6 +84,19 @@ class Chunk:
         """The values of a field of one element, [size]: for who checks them himself."""
         return self._arrays[path].reshape(self.size)
 
+    def __len__(self) -> int:
+        return self.size
+
+    def clear(self, row: int, paths: Sequence[Path]) -> None:
+        """Sets some fields of a row to zero."""
+        for path in paths:
+            self._arrays[path][row] = 0
+
+    def move(self, row: int, to: int) -> None:
+        """Copies a row over another one."""
+        for array in self._arrays.values():
+            array[to] = array[row]
+
     def rows(self, count: int) -> dict[str, Any]:
         """The first `count` rows as `extend` takes them; views."""
         tree: dict[str, Any] = {}

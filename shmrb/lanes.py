@@ -145,12 +145,8 @@ class Lane:
         if count > 1:
             data = lane_first(data, count, batched)
         is_batch = batched or count > 1
-        appender, raw = self._appender, None
-        if appender.desk.is_kept:
-            data, raw = appender.desk.split(data, is_batch)
-        rows = appender.checked(data, is_batch)
-        if raw is not None and len(raw) != rows.count:
-            raise appender.desk.miscounted(raw, rows.count)
+        appender = self._appender
+        rows, raw = self._rows(data, is_batch)
         self._take(deadline)
         admitted = count > 1 and appender.admit(rows.count, _left(deadline))
         each = rows.count // count
@@ -167,14 +163,36 @@ class Lane:
                 raise
         return buffer._consumer.int64(slots.reshape(-1))
 
-    def _put(self, place: int, rows: Rows, raw: Any, deadline: float, admitted: bool) -> Slots:
+    def _rows(self, data: Any, batched: bool) -> tuple[Rows, Any]:
+        """Checked records and the priorities that came with them."""
+        appender, raw = self._appender, None
+        if appender.desk.is_kept:
+            data, raw = appender.desk.split(data, batched)
+        rows = appender.checked(data, batched)
+        if raw is not None and len(raw) != rows.count:
+            raise appender.desk.miscounted(raw, rows.count)
+        return rows, raw
+
+    def _put(
+        self,
+        place: int,
+        rows: Rows,
+        raw: Any,
+        deadline: float,
+        admitted: bool = False,
+        end: bool = False,
+    ) -> Slots:
         if self._buffer._attachment.spec.lanes == 1:
-            return self._appender.put(0, rows, raw, _left(deadline), admitted=admitted)
+            return self._appender.put(0, rows, raw, _left(deadline), end, admitted)
         lane = self._leases.turn(place, deadline)
         try:
-            return self._appender.put(lane, rows, raw, _left(deadline), admitted=admitted)
+            return self._appender.put(lane, rows, raw, _left(deadline), end, admitted)
         finally:
             self._leases.rest()
+
+    def column(self, place: int) -> Column:
+        """One of the lanes by itself."""
+        return Column(self, self._place(place))
 
     def _mark_truncated(self, lane: int, deadline: float) -> None:
         """Sets the flags of the lane's newest record, unless somebody else wrote it."""
@@ -226,6 +244,32 @@ class Lane:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else ", ".join(map(str, self.lanes))
         return f"Lane({self._buffer.name!r}, {state})"
+
+
+class Column:
+    """One lane of several, for who writes each at its own pace; without transforms.
+
+    `Lane.column` makes it.
+    """
+
+    def __init__(self, lane: Lane, place: int) -> None:
+        self._lane = lane
+        self._place = place
+
+    def append(self, data: Any, batched: bool, timeout: float | None, end: bool = False) -> Slots:
+        """Writes records; their slots.
+
+        Args and errors as for `Appender.append`.
+        """
+        lane = self._lane
+        lane._require_open("extend")
+        deadline = deadline_of(timeout, lane._buffer._attachment.default_timeout)
+        rows, raw = lane._rows(data, batched)
+        return lane._put(self._place, rows, raw, deadline, end=end)
+
+    def end_trajectory(self, timeout: float | None) -> None:
+        """The next record of this lane starts another trajectory."""
+        self._lane.end_trajectory(lanes=(self._place,), timeout=timeout)
 
 
 def lane_first(data: Any, lanes: int, batched: bool, path: Path = ()) -> Any:

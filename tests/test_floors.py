@@ -66,6 +66,8 @@ FLOORS = {
     "shmrb.refreshing": 5,
     "shmrb.schedules": 5,
     "shmrb.slotwise": 5,
+    "shmrb.stepping": 5,
+    "shmrb.vector": 5,
     "shmrb.transforms": 5,
     "shmrb.trees": 5,
     "shmrb.updates": 5,

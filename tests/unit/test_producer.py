@@ -263,10 +263,6 @@ class TestErrors:
         first.close()
         buffer.producer().close()
 
-    def test_vector_is_refused_with_what_to_do(self, make: Any) -> None:
-        with pytest.raises(SpecError, match=r"got 4.*one producer for each environment"):
-            make().producer(envs=4)
-
     @pytest.mark.parametrize(
         ("options", "message"),
         [
