@@ -142,6 +142,19 @@ class Client:
         """The counters, lanes and clients of a buffer, as `BufferStats`."""
         return BufferStats.from_json(self._ask(wire.Stats(name=name)))
 
+    def events(self, after: int = 0) -> wire.EventPage:
+        """What the daemon saw and did since its event number `after`, as far as it remembers.
+
+        Another `pid` in the answer means another daemon, whose numbers begin at 1 again.
+        """
+        page: wire.EventPage = self._ask(wire.Events(after=after))
+        return page
+
+    def metrics(self) -> str:
+        """What a Prometheus server would be told, in its text format."""
+        text: str = self._ask(wire.Metrics())
+        return text
+
     def close(self) -> None:
         """Hang up. Handles that were made through this client stay."""
         self._channel.close()

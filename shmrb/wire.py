@@ -54,6 +54,29 @@ class Place(msgspec.Struct, frozen=True):
     name: str
 
 
+class Event(msgspec.Struct, frozen=True):
+    """Something that the daemon saw or did.
+
+    Attributes:
+        number: one more with each event of a daemon's life.
+        time: seconds since the epoch.
+        kind: what happened, like "attached".
+        facts: to whom; the buffer, the client, its pid.
+    """
+
+    number: int
+    time: float
+    kind: str
+    facts: dict[str, Any]
+
+
+class EventPage(msgspec.Struct, frozen=True):
+    """Events of the daemon with this pid: another one counts from 1 again."""
+
+    pid: int
+    events: list[Event]
+
+
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"):
     """Base of the requests; `v` is checked before anything else is looked at.
 
@@ -114,7 +137,21 @@ class Stats(Request, frozen=True, kw_only=True, tag="stats"):
     name: str
 
 
-AnyRequest = Ping | Create | Attach | List | Drop | Stats
+class Events(Request, frozen=True, kw_only=True, tag="events"):
+    """The events younger than number `after`, as far as they are kept."""
+
+    answered_by: ClassVar[Any] = EventPage
+
+    after: int = 0
+
+
+class Metrics(Request, frozen=True, tag="metrics"):
+    """What a Prometheus server would be told, in its text format."""
+
+    answered_by: ClassVar[Any] = str
+
+
+AnyRequest = Ping | Create | Attach | List | Drop | Stats | Events | Metrics
 
 
 class _Head(msgspec.Struct, frozen=True):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import time
 
-from shmrb.core import Status
 from shmrb.errors import ShmrbError
 from shmrb.segment.directory import Root
-from shmrbd.config import Config
-from shmrbd.registry import Registry, ring
+from shmrbd.attendance import Attendance
+from shmrbd.config import Settings
+from shmrbd.events import EventLog
+from shmrbd.registry import Registry
 
 _log = logging.getLogger(__name__)
 
@@ -21,51 +22,41 @@ _log = logging.getLogger(__name__)
 class Janitor:
     """Makes its rounds at an interval, and at once when somebody is known to have died."""
 
-    def __init__(self, registry: Registry, settings: Config) -> None:
+    def __init__(self, registry: Registry, settings: Settings, events: EventLog) -> None:
         self._registry = registry
-        self._interval_s = settings.sweep_interval_s
-        self._leftovers_interval_s = settings.leftovers_interval_s
+        self._settings = settings
+        self._events = events
+        self._attendance = Attendance(events)
         # Whoever holds the lock may be stopped, and the loop must go on: look again next time.
-        self._root = Root(settings.root, lock_timeout=0.0)
+        self._root = Root(settings.now.root, lock_timeout=0.0)
         self._next_round = time.monotonic()
         self._next_leftovers = time.monotonic()
 
-    def seconds_to_next_round(self) -> float:
+    def seconds_left(self) -> float:
         """How long the loop may wait for other events."""
         return max(0.0, self._next_round - time.monotonic())
-
-    def is_due(self) -> bool:
-        """Whether it is time for a round."""
-        return time.monotonic() >= self._next_round
 
     def hurry(self) -> None:
         """Somebody has probably died: the next round is due now."""
         self._next_round = time.monotonic()
 
-    def do_round(self) -> None:
+    def act(self) -> None:
         """Adopt and let go, recover the dead, and from time to time remove leftovers."""
+        settings = self._settings.now
         try:
             self._registry.refresh()
-            self._recover_the_dead()
+            members = list(self._registry.members())
+            self._attendance.keep_only(members)
+            for member in members:
+                self._attendance.look(member)
             if time.monotonic() >= self._next_leftovers:
-                self._next_leftovers = time.monotonic() + self._leftovers_interval_s
+                self._next_leftovers = time.monotonic() + settings.leftovers_interval_s
                 self._reclaim()
         except (ShmrbError, OSError) as error:
             # What this round could not do, the next one tries again; the daemon has other work.
             _log.warning("a round was cut short: %s", error)
-        self._next_round = time.monotonic() + self._interval_s
-
-    def _recover_the_dead(self) -> None:
-        for member in self._registry.members():
-            status, dead, _, _, wake = member.segment.reap()
-            ring(member, wake)
-            # Counts anew where records died; an observer that looks later may not.
-            member.segment.size()
-            if dead:
-                _log.info("recovered %d dead clients of %s", dead, member.name)
-            if status == Status.CORRUPT:
-                _log.error("%s is damaged: its dead clients cannot be recovered", member.name)
+        self._next_round = time.monotonic() + settings.sweep_interval_s
 
     def _reclaim(self) -> None:
         for leftover in self._root.reclaim():
-            _log.info("removed %s: %s", leftover.path, leftover.reason)
+            self._events.record("removed", path=leftover.path, reason=leftover.reason)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
 from shmrb.core import Bell
-from shmrb.errors import ShmrbError, SpecError
+from shmrb.errors import CapacityError, ShmrbError, SpecError
 from shmrb.results import BufferStats
 from shmrb.segment import names, survey
 from shmrb.segment.directory import Exist, Root
 from shmrb.segment.entries import State
+from shmrb.segment.layout import Layout
 from shmrb.segment.member import Member
 from shmrb.segment.survey import BufferSummary
 from shmrb.spec import BufferSpec
 from shmrb.wire import Place
-
-_log = logging.getLogger(__name__)
+from shmrbd.config import Settings
+from shmrbd.events import EventLog
 
 # A directory's identity and last change: as long as they are the same, so is a ready buffer.
 _Signature = tuple[int, int]
@@ -36,10 +37,25 @@ class Registry:
 
     Holding a client slot of its own, the daemon can recover what dead clients left. A buffer that
     ends with its creator is not joined: it ends when the last of its bytes is free.
+
+    Args:
+        root: where they lie.
+        events: hears of what is adopted, created and dropped.
+        settings: how much there may be.
+        working: called after each buffer that took time.
     """
 
-    def __init__(self, root: Root) -> None:
+    def __init__(
+        self,
+        root: Root,
+        events: EventLog,
+        settings: Settings,
+        working: Callable[[str], None] = lambda _what: None,
+    ) -> None:
         self._root = root
+        self._events = events
+        self._settings = settings
+        self._working = working
         self._adopted: dict[str, _Adopted] = {}
         self._problems: dict[str, str] = {}
 
@@ -54,6 +70,7 @@ class Registry:
     ) -> None:
         for name in list(self._adopted):
             self._let_go(name)
+            self._working(f"let go of {name}")
 
     def __len__(self) -> int:
         return len(self._adopted)
@@ -73,6 +90,7 @@ class Registry:
         for name, signature in found.items():
             if name not in self._adopted:
                 self._adopt(name, signature)
+                self._working(f"adopted {name}")
 
     @property
     def root(self) -> str:
@@ -84,14 +102,18 @@ class Registry:
 
         Raises:
             SpecError: it would end with its creator.
-            AlreadyExistsError, CapacityError, LockTimeoutError: as `Root.create`.
+            CapacityError: the daemon's limits, or the machine's, leave no room.
+            AlreadyExistsError, LockTimeoutError: as `Root.create`.
         """
         if spec.lifetime == "creator":
             raise SpecError(
                 f"Buffer {name!r}: lifetime='creator' would end it with the daemon. Create it in "
                 "the process that shall bound its life, or leave lifetime out."
             )
-        self._root.create(spec, name, exist=exist)
+        self._check_limits(name, spec, exist)
+        made = self._root.create(spec, name, exist=exist)
+        if made.is_new:
+            self._events.record("created", buffer=name, bytes=total_bytes(spec))
         self.refresh()
 
     def drop(self, name: str, *, force: bool) -> None:
@@ -104,6 +126,7 @@ class Registry:
         self._let_go(name)
         try:
             self._root.drop(name, force=force)
+            self._events.record("dropped", buffer=name, forced=force)
         finally:
             self.refresh()
 
@@ -123,6 +146,36 @@ class Registry:
         """
         self._root.require(name)
         return Place(root=self._root.path, name=name)
+
+    def _check_limits(self, name: str, spec: BufferSpec, exist: Exist) -> None:
+        """Refuse what the operator does not want. What others create themselves is not asked."""
+        limits = self._settings.now
+        if limits.max_clients and spec.max_clients > limits.max_clients:
+            raise SpecError(
+                f"max_clients: expected at most {limits.max_clients}, which the daemon's setting "
+                f"max_clients allows, got {spec.max_clients}."
+            )
+        if not (limits.max_bytes or limits.max_buffers):
+            return
+        if exist != "replace" and self._root.find(name).state is not State.MISSING:
+            return
+        others = [entry for entry in self._root.list() if entry.spec and entry.name != name]
+        if limits.max_buffers and len(others) >= limits.max_buffers:
+            raise CapacityError(
+                f"No room for buffer {name!r}: {len(others)} buffers are there, and the daemon's "
+                f"setting max_buffers allows {limits.max_buffers}. Drop one, or raise the setting "
+                "and reload."
+            )
+        used = sum(entry.meta.layout.total_bytes for entry in others if entry.meta is not None)
+        needed, available = total_bytes(spec), max(0, limits.max_bytes - used)
+        if limits.max_bytes and needed > available:
+            raise CapacityError(
+                f"No room for buffer {name!r}: needed {needed} bytes, available {available} of the "
+                f"{limits.max_bytes} that the daemon's setting max_bytes allows. Take a smaller "
+                "capacity, drop a buffer, or raise the setting and reload.",
+                needed_bytes=needed,
+                available_bytes=available,
+            )
 
     def _signatures(self) -> dict[str, _Signature]:
         found = {}
@@ -144,17 +197,24 @@ class Registry:
             # Not touched, and tried again: client slots may become free, permissions change.
             if self._problems.get(name) != str(error):
                 self._problems[name] = str(error)
-                _log.warning("%s is not adopted: %s", name, error)
+                self._events.record(
+                    "not_adopted", level=logging.WARNING, buffer=name, reason=str(error)
+                )
             return
         _, slots, _, _, wake = member.segment.recover()
         ring(member, wake)
         self._adopted[name] = _Adopted(member, signature)
-        _log.info("adopted %s: %d slots recovered", name, slots)
+        self._events.record("adopted", buffer=name, recovered_slots=slots)
 
     def _let_go(self, name: str) -> None:
         adopted = self._adopted.pop(name, None)
         if adopted is not None:
             adopted.member.close()
+
+
+def total_bytes(spec: BufferSpec) -> int:
+    """What the files of such a buffer take; 0 while it has no fields."""
+    return Layout.of(spec).total_bytes if spec.schema is not None else 0
 
 
 def ring(member: Member, wake: int) -> None:

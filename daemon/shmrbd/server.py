@@ -10,18 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-import signal
 import socket
 import struct
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from shmrb import wire
 from shmrb.errors import DaemonError, ShmrbError
-from shmrbd.janitor import Janitor
+from shmrbd.config import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -31,45 +30,14 @@ _SO_PEERPIDFD = 77
 _UCRED = struct.Struct("3i")
 
 
-class StopSignals:
-    """SIGTERM and SIGINT as a descriptor that becomes readable; restores what it replaced.
+class Periodic(Protocol):
+    """Something that has its turns on the loop."""
 
-    Use it before anything slow: a signal that comes while buffers are adopted is kept for the loop.
-    """
+    def seconds_left(self) -> float:
+        """How long the loop may wait for other events; 0: its turn is due."""
 
-    def __init__(self) -> None:
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def __enter__(self) -> StopSignals:
-        self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        # A handler of Python's is needed, or the signal ends the process; the pipe does the work.
-        self._old_handlers = {
-            number: signal.signal(number, lambda *_: None)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._old_wakeup)
-        os.close(self._reader)
-        os.close(self._writer)
-
-    def fileno(self) -> int:
-        """The descriptor to select on."""
-        return self._reader
-
-    def caught(self) -> bool:
-        """Whether what made the descriptor readable asks for a stop."""
-        # Numbers of other signals whose handlers are Python's come through here too.
-        numbers = os.read(self._reader, 64)
-        return bool({signal.SIGTERM, signal.SIGINT} & set(numbers))
+    def act(self) -> None:
+        """Take the turn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,37 +50,69 @@ class Peer:
 
 
 class Server:
-    """Accepts connections, answers requests and gives the janitor its turns until a stop signal."""
+    """Accepts connections, answers requests and gives others their turns until it is stopped.
+
+    Args:
+        answer: gives the value of the reply to a request.
+        on_death: called when the process behind a connection may have ended.
+        settings: how many connections there may be.
+        requests: where each is counted by its name, and under "refused" those that were.
+    """
 
     def __init__(
         self,
-        listener: socket.socket,
-        signals: StopSignals,
         answer: Callable[[wire.AnyRequest], Any],
-        janitor: Janitor,
-        *,
-        max_connections: int,
+        on_death: Callable[[], None],
+        settings: Settings,
+        requests: Counter[str],
     ) -> None:
-        self._listener = listener
-        self._signals = signals
         self._answer = answer
-        self._janitor = janitor
-        self._max_connections = max_connections
+        self._on_death = on_death
+        self._settings = settings
+        self._listener: socket.socket | None = None
         self._peers: set[Peer] = set()
         self._is_accepting = False
         self._is_stopping = False
         self._selector = selectors.DefaultSelector()
+        self._requests = requests
 
-    def run(self) -> None:
-        """Serve until SIGTERM or SIGINT."""
-        self._selector.register(self._signals, selectors.EVENT_READ, self._note_signals)
+    @property
+    def connections(self) -> int:
+        """How many there are at this moment."""
+        return len(self._peers)
+
+    def watch(self, file: Any, when_readable: Callable[[], None]) -> None:
+        """Call back on the loop whenever a descriptor can be read."""
+        self._selector.register(file, selectors.EVENT_READ, when_readable)
+
+    def watch_writing(self, file: Any, when_writable: Callable[[], None]) -> None:
+        """Instead of reading, call back when a descriptor that is watched can be written."""
+        self._selector.modify(file, selectors.EVENT_WRITE, when_writable)
+
+    def forget(self, file: Any) -> None:
+        """Stop watching a descriptor, which is still open."""
+        self._selector.unregister(file)
+
+    def listen(self, listener: socket.socket) -> None:
+        """Take connections from a listening socket."""
+        self._listener = listener
         self._accept_again()
+
+    def run(self, periodics: Sequence[Periodic]) -> None:
+        """Serve until `stop`."""
         while not self._is_stopping:
-            for key, _ in self._selector.select(self._janitor.seconds_to_next_round()):
+            wait_s = min(periodic.seconds_left() for periodic in periodics)
+            for key, _ in self._selector.select(wait_s):
                 key.data()
-            if self._janitor.is_due():
-                self._janitor.do_round()
+            due = [periodic for periodic in periodics if periodic.seconds_left() <= 0]
+            for periodic in due:
+                periodic.act()
+            if due:
                 self._accept_again()
+
+    def stop(self) -> None:
+        """End `run` after this round."""
+        self._is_stopping = True
 
     def close(self) -> None:
         """Hang up on everybody."""
@@ -120,36 +120,40 @@ class Server:
             self._disconnect(peer)
         self._selector.close()
 
-    def _note_signals(self) -> None:
-        self._is_stopping = self._signals.caught() or self._is_stopping
-
-    def _accept_again(self) -> None:
-        if not self._is_accepting and len(self._peers) < self._max_connections:
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-            self._is_accepting = True
-
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            # Out of descriptors, most likely: let callers queue until the janitor's next round.
-            _log.warning("cannot accept a connection: %s", error)
-            self._stop_accepting()
-            return
+    def welcome(self, sock: socket.socket) -> None:
+        """Serve a connection."""
         sock.setblocking(False)
         peer = Peer(sock, *_process_behind(sock))
         self._peers.add(peer)
         self._selector.register(sock, selectors.EVENT_READ, partial(self._serve, peer))
         if peer.pidfd is not None:
             self._selector.register(peer.pidfd, selectors.EVENT_READ, partial(self._bury, peer))
-        if len(self._peers) >= self._max_connections:
+
+    def _accept_again(self) -> None:
+        room = len(self._peers) < self._settings.now.max_connections
+        if self._listener is not None and not self._is_accepting and room:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._is_accepting = True
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            # Out of descriptors, most likely: let callers queue until the loop's next round.
+            _log.warning("cannot accept a connection: %s", error)
+            self._stop_accepting()
+            return
+        self.welcome(sock)
+        if len(self._peers) >= self._settings.now.max_connections:
             _log.warning("%d connections: further ones have to wait", len(self._peers))
             self._stop_accepting()
 
     def _stop_accepting(self) -> None:
-        self._selector.unregister(self._listener)
+        if self._listener is not None and self._is_accepting:
+            self._selector.unregister(self._listener)
         self._is_accepting = False
 
     def _serve(self, peer: Peer) -> None:
@@ -170,14 +174,18 @@ class Server:
         self._disconnect(peer)
         if peer.pidfd is None:
             # Perhaps its process died; without a pidfd nothing else tells us at once.
-            self._janitor.hurry()
+            self._on_death()
 
     def _reply(self, peer: Peer, packet: bytes) -> None:
         try:
-            value = self._answer(wire.read_request(packet))
+            request = wire.read_request(packet)
+            self._requests[type(request).__name__.lower()] += 1
+            value = self._answer(request)
         except ShmrbError as error:
+            self._requests["refused"] += 1
             wire.send_failure(peer.sock, error)
         except Exception as error:
+            self._requests["refused"] += 1
             # A request must not end the daemon: the others' buffers hang on it.
             _log.exception("a request of pid %d failed", peer.pid)
             what = f"{type(error).__name__}: {error}"
@@ -190,7 +198,7 @@ class Server:
         """The process behind a connection has ended."""
         if peer in self._peers:
             self._disconnect(peer)
-        self._janitor.hurry()
+        self._on_death()
 
     def _disconnect(self, peer: Peer) -> None:
         self._peers.remove(peer)

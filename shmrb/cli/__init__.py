@@ -52,21 +52,16 @@ def _options(
     pass
 
 
-@app.command()
-def serve(
-    root: Annotated[
-        str | None, typer.Option(help="Directory of the segments [SHMRB_ROOT].")
-    ] = None,
-    socket: Annotated[
-        str | None, typer.Option(help="Path of the control socket [SHMRB_SOCKET].")
-    ] = None,
-) -> None:
-    """Run the daemon in this process, until SIGTERM or Ctrl-C."""
+# Words that a command reads by itself, its --help too.
+_RAW = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@app.command(add_help_option=False, context_settings=_RAW)
+def serve(context: typer.Context) -> None:
+    """Run the daemon in this process, until SIGTERM or Ctrl-C. See `serve --help`."""
     from shmrbd.__main__ import main as serve_until_stopped
 
-    flags = [f"--root={root}"] if root else []
-    flags += [f"--socket={socket}"] if socket else []
-    raise typer.Exit(serve_until_stopped(flags))
+    raise typer.Exit(serve_until_stopped(context.args, program="shmrb serve"))
 
 
 @app.command(name="selftest")
@@ -77,10 +72,7 @@ def run_selftest() -> None:
     raise typer.Exit(exits.OK if run() else exits.FAILED)
 
 
-@app.command(
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
+@app.command(add_help_option=False, context_settings=_RAW)
 def demo(context: typer.Context) -> None:
     """Collectors, a learner and a daemon on a real environment, with kills. See `demo --help`."""
     from shmrb.demo import main as run_demo

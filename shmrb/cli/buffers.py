@@ -14,6 +14,7 @@ from shmrb import opening
 from shmrb.buffer import ReplayBuffer, attach
 from shmrb.cli import tables
 from shmrb.cli.target import target_of
+from shmrb.client import connect
 from shmrb.description import Path as FieldPath
 from shmrb.errors import SpecError
 from shmrb.fields import show_path
@@ -128,10 +129,19 @@ def show(
 
 def stats(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One buffer.")] = None,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="What the daemon tells a Prometheus server.")
+    ] = False,
     socket: Socket = None,
     as_json: Json = False,
 ) -> None:
     """Show counters: a line a buffer, or all about one."""
+    if prometheus:
+        if name is not None or as_json:
+            raise SpecError("expected --prometheus alone: it is about all buffers, as text.")
+        with connect(socket) as client:
+            print(client.metrics(), end="")
+        return
     with target_of(socket) as target:
         roots = list(map(Root, target.roots)) if name is None else [target.root_of(name)]
     if name is None:

@@ -262,14 +262,19 @@ def file_sizes(directory: int) -> dict[str, int]:
 
 
 def denied(path: str) -> PermissionDeniedError:
-    """The error for a path that is not open to this user, naming whose it is."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return PermissionDeniedError(f"{path}: not open to user {os.geteuid()}.")
+    """The error for a path that is not open to this user, naming whose it or the way to it is."""
+    place = path
+    while True:
+        try:
+            found = os.stat(place)
+            break
+        except OSError:
+            # The root of the file system can be looked at by everybody.
+            place = os.path.dirname(place) or os.sep
+    whose = "it" if place == path else place
     return PermissionDeniedError(
-        f"{path}: not open to user {os.geteuid()}; it belongs to user {_user(found.st_uid)} and "
-        f"group {_group(found.st_gid)} with mode {stat.S_IMODE(found.st_mode):04o}. Join that "
+        f"{path}: not open to user {os.geteuid()}; {whose} belongs to user {_user(found.st_uid)} "
+        f"and group {_group(found.st_gid)} with mode {stat.S_IMODE(found.st_mode):04o}. Join that "
         "group, or ask the owner for another mode."
     )
 

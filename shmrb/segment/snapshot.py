@@ -20,7 +20,7 @@ def clients(segment: core.Segment) -> tuple[ClientInfo, ...]:
 
 def client(segment: core.Segment, token: int) -> ClientInfo | None:
     """Whoever holds the token, None if no client can."""
-    row = segment.client(token)
+    row: Any = segment.client(token)
     return None if row is None else _client(row)
 
 

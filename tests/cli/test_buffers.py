@@ -168,6 +168,17 @@ def test_what_cannot_be_done_has_its_exit_code(
     assert ended.out == ""
 
 
+def test_prometheus_text_comes_from_the_daemon_alone(shmrb_: Shell, daemons: Daemons) -> None:
+    assert shmrb_("stats", "--prometheus").code == exits.NO_DAEMON
+    daemons.start()
+    assert shmrb_("create", "a", "--capacity", 10).code == exits.OK
+    told = shmrb_("stats", "--prometheus")
+    assert told.code == exits.OK
+    assert "shmrb_daemon_buffers 0.0\n" in told.out
+    assert shmrb_("stats", "a", "--prometheus").code == exits.USAGE
+    assert shmrb_("stats", "--json", "--prometheus").code == exits.USAGE
+
+
 def test_no_room_has_its_exit_code(shmrb_: Shell, surroundings: str, schema_file: Path) -> None:
     ended = shmrb_("create", "a", "--capacity", 1 << 40, "--schema", schema_file)
     assert ended.code == exits.NO_ROOM

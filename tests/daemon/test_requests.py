@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -219,14 +218,9 @@ def hold_and_leave_a_child(buffer: str) -> None:
 
 
 def test_the_end_of_a_connected_process_is_noticed_without_waiting_for_a_round(
-    children: Children,
+    daemons: Daemons, children: Children
 ) -> None:
-    never = "sweep_interval_s=1e6, leftovers_interval_s=1e6"
-    program = (
-        "from shmrbd import __main__, config; from dataclasses import replace; "
-        f"__main__.serve(replace(config.resolve(None, None), {never}))"
-    )
-    children.program([sys.executable, "-c", program], name="shmrbd")
+    daemons.start("--sweep-interval-s=1e6", "--leftovers-interval-s=1e6")
     with shmrb.connect(timeout=60) as client:
         client.create("a", storage=STORAGE, schema=SCHEMA, format="numpy").close()
         victim = children.start(hold_and_leave_a_child, buffer="a")

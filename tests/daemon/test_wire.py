@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmrb import errors, wire
@@ -46,6 +46,8 @@ def open_descriptors() -> int:
         wire.List(prefix="exp42"),
         wire.Drop(name="a", force=True),
         wire.Stats(name="a"),
+        wire.Events(after=7),
+        wire.Metrics(),
     ],
 )
 def test_each_request_arrives_as_it_was_sent(request_: wire.Request) -> None:
@@ -89,6 +91,7 @@ KEYS = st.sampled_from(["v", "op", "name", "spec", "exist", "force", "prefix"])
 NEAR_MISSES = st.dictionaries(KEYS, JSON | st.sampled_from([1, "ping", "create", "drop", "a"]))
 
 
+@settings(deadline=None)
 @given(st.binary() | NEAR_MISSES.map(lambda document: json.dumps(document).encode()))
 def test_whatever_comes_is_a_request_or_refused(packet: bytes) -> None:
     try:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from .procs import Child, ChildGone, Children
+
+# As a service manager does before it executes the program: descriptors from 3 on, and their count.
+_PASSED = """
+import os
+passed = {passed!r}
+for number, descriptor in enumerate(passed, 3):
+    os.dup2(descriptor, number)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(len(passed)))
+"""
 
 # A meta path finder at the front: what the named packages hold cannot be imported.
 _BLOCKED = """
@@ -45,6 +55,23 @@ class Manager:
                     raise ChildGone(f"no {state!r} came\n{child.report()}") from None
         return heard
 
+    def hear_next(self, child: Child) -> list[str]:
+        """The lines of the next datagram; the child must live until it comes."""
+        while True:
+            try:
+                return self._sock.recv(4096).decode().splitlines()
+            except TimeoutError:
+                if child.exit_code is not None:
+                    raise ChildGone(f"nothing more came\n{child.report()}") from None
+
+    def is_silent(self) -> bool:
+        """Whether nothing waits to be heard, nor comes at once."""
+        try:
+            self._sock.recv(4096)
+        except TimeoutError:
+            return True
+        return False
+
     def close(self) -> None:
         self._sock.close()
 
@@ -57,25 +84,41 @@ class Daemons:
         self._folder = folder
         self._managers: list[Manager] = []
 
-    def start(self, *flags: str, abstract: bool = False, torch_blocked: bool = True) -> Child:
-        """A daemon that has said READY=1."""
-        child, manager = self.launch(*flags, abstract=abstract, torch_blocked=torch_blocked)
+    def start(self, *flags: str, **options: Any) -> Child:
+        """A daemon that has said READY=1; options as for `launch`."""
+        child, manager = self.launch(*flags, **options)
         manager.hear("READY=1", child)
         return child
 
     def launch(
-        self, *flags: str, abstract: bool = False, torch_blocked: bool = True
+        self,
+        *flags: str,
+        abstract: bool = False,
+        torch_blocked: bool = True,
+        environment: dict[str, str] | None = None,
+        passed: Sequence[int] = (),
     ) -> tuple[Child, Manager]:
-        """A daemon that has just been started, and what hears its states."""
+        """A daemon that has just been started, and what hears its states.
+
+        Args:
+            flags: of its command line.
+            abstract: hear on a socket of the abstract namespace.
+            torch_blocked: make sure that it does not import torch.
+            environment: variables on top of this process's.
+            passed: listening sockets, given as a service manager gives them.
+        """
         number = len(self._managers)
         plain = str(self._folder / f"notify-{number}")
         manager = Manager(f"@shmrb-test-{os.getpid()}-{number}" if abstract else plain)
         self._managers.append(manager)
-        program = ["-c", _BLOCKED] if torch_blocked else ["-m", "shmrbd"]
+        program = ["-m", "shmrbd"]
+        if torch_blocked:
+            program = ["-c", (_PASSED.format(passed=list(passed)) if passed else "") + _BLOCKED]
         child = self._children.program(
             [sys.executable, *program, *flags],
-            environment={"NOTIFY_SOCKET": manager.address},
+            environment={"NOTIFY_SOCKET": manager.address, **(environment or {})},
             name="shmrbd",
+            passed=passed,
         )
         return child, manager
 

@@ -251,12 +251,16 @@ class Children:
         *,
         environment: dict[str, str] | None = None,
         name: str | None = None,
+        passed: Sequence[int] = (),
     ) -> Child:
-        """Starts any program. Its working directory is the test's folder, never the checkout."""
+        """Starts any program. Its working directory is the test's folder, never the checkout.
+
+        It inherits the descriptors in `passed`, under their numbers.
+        """
         words = [os.fspath(word) for word in command]
         script = str(Path(child_side.__file__).resolve())
         whole = [sys.executable, script, "--program", *words]
-        return self._popen(name or os.path.basename(words[0]), whole, environment)
+        return self._popen(name or os.path.basename(words[0]), whole, environment, passed)
 
     def __iter__(self) -> Iterator[Child]:
         return iter(list(self._all))
@@ -266,7 +270,13 @@ class Children:
         while self._all:
             self._all.pop().close()
 
-    def _popen(self, name: str, command: list[str], environment: dict[str, str] | None) -> Child:
+    def _popen(
+        self,
+        name: str,
+        command: list[str],
+        environment: dict[str, str] | None,
+        passed: Sequence[int] = (),
+    ) -> Child:
         errors = self._errors_file(name)
         orders_out, orders = os.pipe()
         events, events_in = os.pipe()
@@ -277,6 +287,7 @@ class Children:
                 stdout=events_in,
                 stderr=sink,
                 cwd=self._folder,
+                pass_fds=passed,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
             )
         os.close(orders_out)

@@ -1,0 +1,85 @@
+"""How far the newest records lie behind the policy that is published; floor F3.
+
+Records carry the version they were made with in a field `policy_version`; the policy is the one set
+of parameters whose name has the same parent: "exp42/policy" for "exp42/replay".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from shmrb import core
+from shmrb.core import Status
+from shmrb.dtypes import DTYPES
+from shmrb.segment.member import Member
+from shmrb.spec import PARAMETER_SLOTS
+
+POLICY_VERSION = ("policy_version",)
+PARAMETERS = "parameters"
+
+
+def policy_lag(member: Member, others: Iterable[Member]) -> int | None:
+    """Versions between the newest record and the newest parameters; None if either has none."""
+    if member.spec.purpose == PARAMETERS:
+        return None
+    used = newest_policy_version(member)
+    if used is None:
+        return None
+    published = [
+        newest_version(other)
+        for other in others
+        if other.spec.purpose == PARAMETERS and _parent(other.name) == _parent(member.name)
+    ]
+    # With two policies beside it, nobody can say whose the records are.
+    return published[0] - used if len(published) == 1 and published[0] >= 0 else None
+
+
+def newest_version(parameters: Member) -> int:
+    """The version of the newest whole tree, -1 if there is none."""
+    versions = (_read(parameters, slot, {}) for slot in range(PARAMETER_SLOTS))
+    return max((version for version in versions if version is not None), default=-1)
+
+
+def newest_policy_version(member: Member) -> int | None:
+    """What the newest record of the lane that was written last says; None if nothing is there."""
+    schema = member.spec.schema
+    assert schema is not None
+    fields = {field.path: number for number, field in enumerate(schema.fields)}
+    column = fields.get(POLICY_VERSION)
+    if column is None or member.spec.capacity == 0:
+        return None
+    field = schema.fields[column]
+    kind = DTYPES[field.dtype].numpy
+    if (
+        kind is None
+        or np.dtype(kind).kind not in "iu"
+        or field.row_bytes != np.dtype(kind).itemsize
+    ):
+        return None
+    lanes = member.segment.lanes()
+    number, lane = max(enumerate(lanes), key=lambda pair: pair[1]["written_ns"])
+    if lane["head"] <= lane["floor"]:
+        return None
+    position = (lane["head"] - 1) % member.spec.lane_capacity
+    value = np.zeros(1, kind)
+    slot = number * member.spec.lane_capacity + position
+    found = _read(member, slot, {column: core.address(value)})
+    return None if found is None else int(value[0])
+
+
+def _read(member: Member, slot: int, outputs: dict[int, int]) -> int | None:
+    """The version of a whole record, whose columns are copied to these addresses.
+
+    Without patience: a slot that is being written holds up nobody.
+    """
+    index, generation, version = np.array([slot]), np.full(1, -1), np.full(1, -1)
+    addresses = [outputs.get(column, 0) for column in range(len(member.layout.columns))]
+    places = (addresses, core.address(generation), core.address(version))
+    status, *_ = member.segment.read(core.address(index), 1, *places, 0, 0)
+    return int(version[0]) if status == Status.OK and generation[0] >= 0 else None
+
+
+def _parent(name: str) -> str:
+    return name.rpartition("/")[0]
