@@ -153,12 +153,14 @@ class TestRefusedWrites:
         rb = new(capacity=64, schema=stamped.schema(BODY), limiter=limiter)
         rb.extend(stamped.records(1, 0, 6, BODY))
         before = stamped.contents(rb, root)
-        for count in (1, 2, 40):
+        for count in (1, 8):
             with pytest.raises(shmrb.LimiterTimeoutError) as refused:
                 rb.extend(stamped.records(1, 6, count, BODY), timeout=0.05)
             assert refused.value.written == 0
+        with pytest.raises(shmrb.SpecError, match="40 records at a time can never pass"):
+            rb.extend(stamped.records(1, 6, 40, BODY))
         with pytest.raises(shmrb.LimiterTimeoutError):
-            rb.sample(9, timeout=0.05)
+            rb.sample(8, timeout=0.05)
         assert stamped.contents(rb, root) == before
 
     @pytest.mark.parametrize("timeout", [-1, float("nan"), "soon"])
