@@ -113,9 +113,9 @@ def whole_numbers(value: Any, what: str) -> Slots:
     """
     try:
         if is_tensor(value):
-            value = (value if value.is_cpu else value.cpu()).detach().numpy()
+            value = value.numpy() if value.is_cpu else value.cpu().detach().numpy()
         array = np.asarray(value)
-    except (OverflowError, ValueError, TypeError) as error:
+    except (OverflowError, ValueError, TypeError, RuntimeError) as error:
         raise RecordError(f"{what}: expected whole numbers, got {value!r} ({error}).") from None
     if array.dtype == np.int64 and array.ndim == 1:
         return np.ascontiguousarray(array)

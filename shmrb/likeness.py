@@ -31,6 +31,8 @@ def fields_of_record(record: Any, batched: bool) -> tuple[str, tuple[Field, ...]
 
 def is_mapping(value: Any) -> bool:
     """Whether it holds fields: dictionaries, TensorDicts (mappings too) and tensorclasses."""
+    if type(value) is dict:
+        return True
     if _is_non_tensor(value):
         return False
     return isinstance(value, Mapping) or hasattr(type(value), "_is_tensorclass")

@@ -74,6 +74,11 @@ class RecordReader:
             return self._stack(data) if data and not _is_number(data[0]) else self._rows(data, True)
         return self._rows(data, batched=True)
 
+    def take(self, position: int, value: Any, count: int) -> tuple[int, Any]:
+        """Where new values of one field for `count` records lie, and what keeps them there."""
+        column = self._columns[position]
+        return column.take(value, (count, *column.shape))
+
     def values(self, key: Any, value: Any, count: int) -> tuple[int, Any]:
         """New values of one field for `count` records: its position and an array of them."""
         position = self.schema.find(key)

@@ -6,6 +6,7 @@ by one by the native core, each in one step against readers and against updaters
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -81,14 +82,15 @@ class ConditionalUpdates:
         reader = self._initialized_reader()
         # TorchRL's order: whether the versions fit, then the values, then the versions' dtype.
         finish = self._versions(reader, key_path, version, handles.size)
+        count = handles.size
         columns, addresses, kept = [], [], []
         for path, value in values.items():
-            position, array = _fitted(reader, path, value, handles.size)
+            position, address, owner = _taken(reader, path, value, count)
             columns.append(position)
-            addresses.append(core.address(array))
-            kept.append(array)
+            addresses.append(address)
+            kept.append(owner)
         versions = finish()
-        if handles.size == 0:
+        if count == 0:
             return verdicts
         index, generation = handles.addresses
         places = (
@@ -100,9 +102,7 @@ class ConditionalUpdates:
             0 if versions is None else int(versions.kind),
         )
         self.attachment.run(
-            lambda segment: segment.update(
-                index, handles.size, generation, columns, addresses, *places
-            ),
+            lambda segment: segment.update(index, count, generation, columns, addresses, *places),
             Call(name),
             timeout,
         )
@@ -168,7 +168,7 @@ def _leaves(patch: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
         return
     for key, value in patch.items():
         path = (*above, *_unravelled(key))
-        if is_mapping(value):
+        if type(value) is not np.ndarray and not is_tensor(value) and is_mapping(value):
             yield from _leaves(value, path)
         else:
             yield path, value
@@ -206,6 +206,16 @@ def _position(reader: RecordReader, path: Path) -> int:
             f"Key {_shown(path)} does not exist in the storage. Conditional patches can only "
             f"target existing tensor fields of a tensordict storage. Got {error}"
         ) from None
+
+
+def _taken(reader: RecordReader, path: Path, value: Any, count: int) -> tuple[int, int, Any]:
+    """The position of a field, where its new values lie, and what keeps them there."""
+    position = _position(reader, path)
+    if getattr(value, "shape", None) == (count, *reader.schema.fields[position].shape):
+        with contextlib.suppress(RecordError):  # then the longer way says so in TorchRL's words
+            return position, *reader.take(position, value, count)
+    _, array = _fitted(reader, path, value, count)
+    return position, core.address(array), array
 
 
 def _fitted(reader: RecordReader, path: Path, value: Any, count: int) -> tuple[int, Any]:

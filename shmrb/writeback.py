@@ -205,12 +205,14 @@ class WriteBack(Attached):
     def _named(self, batch: Any, index: Any, generation: Any, name: str) -> Handles:
         if (batch is None) == (index is None):
             raise RecordError(f"{name}: give a batch, or index= and generation=.")
-        if batch is not None and not is_mapping(batch):
+        if batch is None:
+            return handles.of(index, generation, name)
+        if generation is not None or not is_mapping(batch):
             raise RecordError(
-                f"{name}: expected a batch, got {type(batch).__name__}. Slots go in as index= with "
-                "generation=."
+                f"{name}: expected a batch, which has its own generations, got "
+                f"{type(batch).__name__}. Slots go in as index= with generation=."
             )
-        return handles.of(index if batch is None else batch, generation, name)
+        return handles.of_batch(batch, name)
 
     def _result(self, verdicts: Any, versioned: bool) -> ConditionalUpdateResult:
         form = self._masks_of

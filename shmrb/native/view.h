@@ -88,6 +88,7 @@ constexpr int64_t kTicketLimit = int64_t{1} << 62;
 inline bool is_ticket(int64_t head) { return head >= 0 && head < kTicketLimit; }
 
 inline bool ticket_is_live(const View& view, int64_t slot) {
+  if (view.lane_count == 1) return slot < Window::of(view.lanes[0]).tickets(view.lane_capacity);  // without dividing
   const LaneBlock& lane = view.lanes[view.lane_of(slot)];
   return slot % view.lane_capacity < Window::of(lane).tickets(view.lane_capacity);
 }
