@@ -13,7 +13,7 @@ from shmrb.description import whole
 from shmrb.errors import ClosedError, ReadOnlyError, RecordError, ShmrbError, SpecError
 from shmrb.likeness import is_mapping
 from shmrb.segment import snapshot
-from shmrb.stepping import Step, rows_for
+from shmrb.stepping import rows_for
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -102,6 +102,7 @@ class Producer:
         self._same_step = autoreset == "same_step"
         self._next_step = autoreset == "next_step"
         self._rows = rows_for(schema, size, buffer._appender.cast)
+        self._take = self._rows.take
         self._size = self._rows.size
         above = self._rows.above
         shown = {path[-1] for path in attachment.spec.done_keys if path[:-1] == above}
@@ -155,8 +156,10 @@ class Producer:
         ended = terminated or truncated
         if ended and self._same_step:
             next_obs = _final_observation(info)
-        step = Step(obs, action, reward, next_obs, terminated, truncated, extra)
-        end = self._count + self._rows.take(self._count, step, self._is_open)
+        row = self._count
+        end = row + self._take(
+            row, obs, action, reward, next_obs, terminated, truncated, extra, self._is_open
+        )
         if end >= self._size or (ended and not self._shows_ends):
             self._write(end, ended, self._timeout)
             if not ended:

@@ -5,7 +5,7 @@ A step is taken in whole: what is refused leaves the rows that count as they wer
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,18 +23,6 @@ ACTION: Path = ("action",)
 _TAKEN = frozenset(
     {"self", "obs", "action", "reward", "next_obs", "terminated", "truncated", "info"}
 )
-
-
-class Step(NamedTuple):
-    """One step of an environment, its flags checked and its final observation in its place."""
-
-    obs: Any
-    action: Any
-    reward: Any
-    next_obs: Any
-    terminated: bool
-    truncated: bool
-    extra: dict[str, Any]
 
 
 class StoredTwice:
@@ -61,22 +49,32 @@ class StoredTwice:
         self._put_action = action.put
         self._put_next = self._next.put
         self._put_reward = parts.reward.put
-        self._flags = parts.flags
+        self._terminated, self._truncated, self._done = parts.flags
         self._extra = parts.extra
         self._has_extra = parts.has_extra
 
-    def take(self, row: int, step: Step, goes_on: bool) -> int:
+    def take(
+        self,
+        row: int,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        next_obs: Any,
+        terminated: bool,
+        truncated: bool,
+        extra: dict[str, Any],
+        goes_on: bool,
+    ) -> int:
         """Puts a step into a row; how many rows that took."""
-        self._put_observation(row, step.obs)
-        self._put_action(row, step.action)
-        self._put_next(row, step.next_obs)
-        self._put_reward(row, step.reward)
-        terminated, truncated, done = self._flags
-        terminated[row] = step.terminated
-        truncated[row] = step.truncated
-        done[row] = step.terminated or step.truncated
-        if step.extra or self._has_extra:
-            self._extra.put(row, step.extra)
+        self._put_observation(row, obs)
+        self._put_action(row, action)
+        self._put_next(row, next_obs)
+        self._put_reward(row, reward)
+        self._terminated[row] = terminated
+        self._truncated[row] = truncated
+        self._done[row] = terminated or truncated
+        if extra or self._has_extra:
+            self._extra.put(row, extra)
         return 1
 
     def led_to(self, row: int, obs: Any) -> bool:
@@ -108,7 +106,7 @@ class StoredOnce:
         parts = _Parts(schema, self.chunk, self.above, (OBSERVATION, ACTION))
         self._observation, self._action = parts.places
         self._reward = parts.reward
-        self._flags = parts.flags
+        self._terminated, self._truncated, self._done = parts.flags
         self._extra = parts.extra
         self._has_extra = parts.has_extra
         # What the newest row was filled in from: loops pass it on as the next step's observation.
@@ -119,30 +117,41 @@ class StoredOnce:
         ]
         self._actions = [field.path for field in schema.fields if field.path[:1] == ACTION]
 
-    def take(self, row: int, step: Step, goes_on: bool) -> int:
+    def take(
+        self,
+        row: int,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        next_obs: Any,
+        terminated: bool,
+        truncated: bool,
+        extra: dict[str, Any],
+        goes_on: bool,
+    ) -> int:
         """Puts a step into a row and the one after it; how many rows are done with."""
         if not goes_on:
-            self._observation.put(row, step.obs)
+            self._observation.put(row, obs)
             self.chunk.clear(row, self._values_of_now)
-        elif step.obs is not self._newest and not self._observation.holds(row, step.obs):
+        elif obs is not self._newest and not self._observation.holds(row, obs):
             raise RecordError(
                 "step: obs is not the next_obs of the step before, from which records without "
                 "'next' fields take what came next. Call end_trajectory() where the loop resets "
                 "the environment before an episode ends."
             )
-        self._action.put(row, step.action)
-        if step.extra or self._has_extra:
-            self._extra.put(row, step.extra)
+        self._action.put(row, action)
+        if extra or self._has_extra:
+            self._extra.put(row, extra)
         after = row + 1
-        self._observation.put(after, step.next_obs)
-        self._reward.put(after, step.reward)
-        terminated, truncated, done = self._flags
-        terminated[after] = step.terminated
-        truncated[after] = step.truncated
-        done[after] = step.terminated or step.truncated
-        self._newest = step.next_obs
-        self._last_extra = step.extra
-        return 1 + self.close(after) if done[after] else 1
+        self._observation.put(after, next_obs)
+        self._reward.put(after, reward)
+        ended = terminated or truncated
+        self._terminated[after] = terminated
+        self._truncated[after] = truncated
+        self._done[after] = ended
+        self._newest = next_obs
+        self._last_extra = extra
+        return 1 + self.close(after) if ended else 1
 
     def led_to(self, row: int, obs: Any) -> bool:
         """Whether the step that ended in the row before this one led to that observation."""
