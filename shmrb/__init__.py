@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         LimiterTimeoutError,
         LockTimeoutError,
         NoSuchBufferError,
+        NoTrajectoryError,
         NotReadyError,
         NoWindowError,
         PermissionDeniedError,
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
         SpecError,
         StaleAttachmentError,
     )
+    from shmrb.lanes import Lane
     from shmrb.parameters import Parameters
+    from shmrb.predicates import TrajectoryPredicate, traj
     from shmrb.producer import Producer
     from shmrb.results import (
         BufferStats,
@@ -71,6 +74,13 @@ if TYPE_CHECKING:
         SliceSamplerWithoutReplacement,
         Transition,
     )
+    from shmrb.trajectories import (
+        Trajectory,
+        filter_trajectories,
+        find_start_stop_traj,
+        iter_trajectories,
+    )
+    from shmrb.vector import VectorProducer
 
 # Where each name lives.
 _HOMES = {
@@ -79,20 +89,25 @@ _HOMES = {
     "errors": (
         "AlreadyExistsError AttachError CapacityError ClosedError CorruptionError DaemonError "
         "DeadlineError EmptyBufferError FileSystemError FormatMismatchError LaneBusyError "
-        "LimiterTimeoutError LockTimeoutError NoSuchBufferError NoWindowError NotReadyError "
-        "PermissionDeniedError ReadOnlyError RecordError ShmrbError SpecError StaleAttachmentError"
+        "LimiterTimeoutError LockTimeoutError NoSuchBufferError NoTrajectoryError NoWindowError "
+        "NotReadyError PermissionDeniedError ReadOnlyError RecordError ShmrbError SpecError "
+        "StaleAttachmentError"
     ),
+    "lanes": "Lane",
     "parameters": "Parameters",
+    "predicates": "TrajectoryPredicate traj",
     "producer": "Producer",
     "results": "BufferStats ClientInfo ConditionalUpdateResult LimiterInfo PriorityInfo",
     "schedules": "LambdaScheduler LinearScheduler SchedulerList StepScheduler",
     "schema": "Schema schema_from_env schema_like",
     "spec": (
         "BufferSpec FifoSampler ImmutableWriter LifoSampler MemmapStorage MinSize MultiStep "
-        "PrioritizedSampler PrioritizedSliceSampler Queue RandomSampler RateLimiter RoundRobinWriter "
-        "SamplerWithoutReplacement Sequence SharedStorage SliceSampler "
+        "PrioritizedSampler PrioritizedSliceSampler Queue RandomSampler RateLimiter "
+        "RoundRobinWriter SamplerWithoutReplacement Sequence SharedStorage SliceSampler "
         "SliceSamplerWithoutReplacement Transition"
     ),
+    "trajectories": "Trajectory filter_trajectories find_start_stop_traj iter_trajectories",
+    "vector": "VectorProducer",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -115,6 +130,7 @@ __all__ = [
     "FormatMismatchError",
     "ImmutableWriter",
     "LambdaScheduler",
+    "Lane",
     "LaneBusyError",
     "LifoSampler",
     "LimiterInfo",
@@ -125,6 +141,7 @@ __all__ = [
     "MinSize",
     "MultiStep",
     "NoSuchBufferError",
+    "NoTrajectoryError",
     "NoWindowError",
     "NotReadyError",
     "Parameters",
@@ -151,12 +168,19 @@ __all__ = [
     "SpecError",
     "StaleAttachmentError",
     "StepScheduler",
+    "Trajectory",
+    "TrajectoryPredicate",
     "Transition",
+    "VectorProducer",
     "__version__",
     "attach",
     "connect",
+    "filter_trajectories",
+    "find_start_stop_traj",
+    "iter_trajectories",
     "schema_from_env",
     "schema_like",
+    "traj",
 ]
 
 

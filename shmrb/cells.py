@@ -14,7 +14,7 @@ import numpy as np
 
 from shmrb import core
 from shmrb.appender import Appender
-from shmrb.batches import Batch
+from shmrb.batches import Batch, BatchFormat
 from shmrb.consumer import Consumer
 from shmrb.copies import kept, read_batch
 from shmrb.core import SLICE_NS
@@ -62,7 +62,12 @@ class Cells:
         self.attachment = consumer.attachment
         self._appender = appender
         self._consumer = consumer
-        self._transforms = transforms
+        self.transforms = transforms
+
+    @property
+    def form(self) -> BatchFormat:
+        """How records look to this handle."""
+        return self._consumer.form
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -90,11 +95,11 @@ class Cells:
                 f"index: expected at most one dimension, got shape {list(wanted.shape)}. Flatten "
                 "it: records are numbered by their slot alone."
             )
-        return self._transforms.after_reading(data)
+        return self.transforms.after_reading(data)
 
     def _field(self, key: Any) -> Any:
         path = (key,) if isinstance(key, str) else tuple(key)
-        if self._transforms:
+        if self.transforms:
             data = self.get(slice(None))
         else:
             form = self._consumer.form
@@ -111,6 +116,10 @@ class Cells:
 
     def _read(self, slots: Slots, columns: Collection[int] | None = None) -> Drawn:
         """The records of these slots; those that died meanwhile are left out."""
+        return kept(self._consumer.form, self.read_as_is(slots, columns))
+
+    def read_as_is(self, slots: Slots, columns: Collection[int] | None = None) -> Batch:
+        """The records of these slots; where there is none, generation −1 and nothing in its row."""
         form = self._consumer.form
         batch = form.allocate(len(slots), columns)
         np.asarray(batch.index)[:] = slots
@@ -120,7 +129,7 @@ class Cells:
                 for place, stride in zip(batch.addresses, form.strides, strict=True)
             ]
             self._read_piece(batch, places, start, min(READ_ROWS, len(slots) - start))
-        return kept(form, batch)
+        return batch
 
     def _read_piece(self, batch: Batch, places: list[int], start: int, count: int) -> None:
         piece = batch._replace(
@@ -138,7 +147,7 @@ class Cells:
             self.set_fields({index: data}, slice(None), name)
             return
         wanted = self._wanted(index)
-        data = self._transforms.before_writing(data)
+        data = self.transforms.before_writing(data)
         if data is None:
             return
         slots = self._slots_to_change(wanted)

@@ -6,6 +6,7 @@ is a result (a mask), never an exception.
 ShmrbError
 ├─ SpecError(ValueError)          the caller described something impossible
 │  ├─ SpecTypeError(TypeError)    an argument of a description has the wrong type
+│  ├─ NoTrajectoryError(RuntimeError)  an array in which no trajectory can lie
 │  └─ RecordError                 data handed to a call does not match the schema
 │     └─ UnknownKeyError(KeyError)  no field bears the key
 ├─ AttachError
@@ -42,6 +43,10 @@ class SpecError(ShmrbError, ValueError):
 
 class SpecTypeError(SpecError, TypeError):
     """An argument of a description has the wrong type."""
+
+
+class NoTrajectoryError(SpecError, RuntimeError):
+    """No trajectory can lie in such an array."""
 
 
 class RecordError(SpecError):

@@ -11,6 +11,9 @@ from shmrb.nesting import flat_fields
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from shmrb.query import Predicate
+    from shmrb.trajectories import Trajectory
+
 
 class Slotwise(Attached):
     """Indexing, setters and stamps of `ReplayBuffer`.
@@ -72,6 +75,31 @@ class Slotwise(Attached):
             values = {key: value for key, value in values.items() if key in wanted}
         self._cells.set_fields(values, slice(None), "update_")
         return self
+
+    def query(
+        self, predicate: Predicate | None = None, *, trajectory_key: Any = None
+    ) -> list[Trajectory]:
+        """The trajectories that a condition holds for.
+
+        Trajectories are those the buffer knows: pieces of one episode by one writer, ended or
+        open. Each is whole as far as it is still stored, while others write: the oldest may have
+        lost its front, and what is returned is what the condition was asked of.
+
+        Args:
+            predicate: made with `shmrb.traj`, then only the fields it names are read to decide; or
+                a function of a `Trajectory`, which sees all fields, transformed. None: all.
+            trajectory_key: a field that parts them further, where its value changes.
+
+        Returns:
+            Lane by lane, the oldest first, in memory of the caller's.
+
+        Cost: one read of the fields that decide, and one of the trajectories that are wanted.
+        """
+        if not self.initialized:
+            return []
+        from shmrb.query import Query
+
+        return list(Query(self._cells, predicate, trajectory_key).run())
 
     def coordinates(self, index: Any) -> Any:
         """Where slots lie in their lanes: int64 [N, 2], position in the lane and lane.
