@@ -181,7 +181,10 @@ class Column:
         self.cast = cast
         self.dtype = DTYPES[field.dtype]
         self.numpy_dtype = np.dtype(self.dtype.numpy)
+        self._is_complex = self.numpy_dtype.kind == "c"
+        # Known once a tensor came: numpy handles do without torch.
         self._torch_dtype: Any = None
+        self._tensor_class: Any = None
 
     @property
     def where(self) -> str:
@@ -190,14 +193,23 @@ class Column:
 
     def take(self, value: Any, shape: tuple[int, ...]) -> tuple[int, Any]:
         """The address of values that have this shape, and what keeps it valid."""
-        if type(value) is np.ndarray:
+        kind = type(value)
+        if kind is np.ndarray:
             if (
                 value.dtype == self.numpy_dtype
                 and value.shape == shape
                 and value.flags.c_contiguous
             ):
                 return core.address(value), value
-        elif is_tensor(value):
+        elif kind is self._tensor_class and (
+            value.dtype is self._torch_dtype
+            and value.shape == shape
+            and value.is_cpu
+            and value.is_contiguous()
+            and not self._is_put_off(value)
+        ):
+            return value.data_ptr(), value
+        if is_tensor(value):
             tensor = self._tensor(value, shape)
             return tensor.data_ptr(), tensor
         array = self._array(value, shape)
@@ -226,16 +238,22 @@ class Column:
 
     def _tensor(self, value: Any, shape: tuple[int, ...]) -> Any:
         if value.dtype is not self._torch_dtype:
-            self._torch_dtype = getattr(sys.modules["torch"], self.dtype.torch)
+            torch = sys.modules["torch"]
+            self._torch_dtype = getattr(torch, self.dtype.torch)
+            self._tensor_class = torch.Tensor
             if value.dtype is not self._torch_dtype:
                 value = self._cast_tensor(value)
         if value.shape != shape:
             self._check_shape(tuple(value.shape), shape)
         if not value.is_cpu:
             value = value.cpu()  # returns when the copy is done: nothing is committed before
-        if value.is_neg() or value.is_conj():  # a sign that torch has put off, not in memory yet
+        if self._is_put_off(value):
             value = value.resolve_conj().resolve_neg()
         return value if value.is_contiguous() else value.contiguous()
+
+    def _is_put_off(self, value: Any) -> bool:
+        """Whether a sign is not in memory yet: torch puts conjugates and negations off."""
+        return bool(value.is_neg() or (self._is_complex and value.is_conj()))
 
     def _cast_tensor(self, value: Any) -> Any:
         torch = sys.modules["torch"]
