@@ -33,8 +33,6 @@ def is_mapping(value: Any) -> bool:
     """Whether it holds fields: dictionaries, TensorDicts (mappings too) and tensorclasses."""
     if type(value) is dict:
         return True
-    if type(value) is dict:
-        return True
     if _is_non_tensor(value):
         return False
     return isinstance(value, Mapping) or hasattr(type(value), "_is_tensorclass")
