@@ -6,7 +6,6 @@ by one by the native core, each in one step against readers and against updaters
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from shmrb.waiting import Call
 
 Verdicts = npt.NDArray[np.uint8]
 
+CALL = Call("update_if_present")
 # The own version array of a buffer has no column.
 OWN_VERSIONS = -1
 
@@ -67,13 +67,12 @@ class ConditionalUpdates:
             RecordError, UnknownKeyError: something does not fit; nothing is written.
             EmptyBufferError: the buffer has no fields yet.
         """
-        name = "update_if_present"
         if handles.generation is None:
-            raise RecordError(f"{name}: give generation= beside index=, or a batch.")
+            raise RecordError(f"{CALL.name}: give generation= beside index=, or a batch.")
         if version is None and version_key is not None:
             raise RecordError("version_key and version must be provided together.")
         if require_newer and version is None:
-            raise RecordError(f"{name}: require_newer=True compares versions: give version=.")
+            raise RecordError(f"{CALL.name}: require_newer=True compares versions: give version=.")
         values = dict(_leaves(patch))
         key_path = None if version_key is None else _version_path(version_key, values)
         verdicts = np.zeros(handles.size, np.uint8)
@@ -89,7 +88,7 @@ class ConditionalUpdates:
             columns.append(position)
             addresses.append(address)
             kept.append(owner)
-        versions = finish()
+        versions = None if finish is None else finish()
         if count == 0:
             return verdicts
         index, generation = handles.addresses
@@ -103,7 +102,7 @@ class ConditionalUpdates:
         )
         self.attachment.run(
             lambda segment: segment.update(index, count, generation, columns, addresses, *places),
-            Call(name),
+            CALL,
             timeout,
         )
         return verdicts
@@ -127,10 +126,10 @@ class ConditionalUpdates:
 
     def _versions(
         self, reader: RecordReader, path: Path | None, version: Any, count: int
-    ) -> Callable[[], Versions | None]:
+    ) -> Callable[[], Versions] | None:
         """Checks that the versions fit; what it returns checks their dtype and gives them."""
         if version is None:
-            return lambda: None
+            return None
         if path is None:
             return lambda: Versions(_own(version, count), OWN_VERSIONS, VersionKind.SIGNED)
         field = reader.schema.fields[_position(reader, path)]
@@ -212,8 +211,12 @@ def _taken(reader: RecordReader, path: Path, value: Any, count: int) -> tuple[in
     """The position of a field, where its new values lie, and what keeps them there."""
     position = _position(reader, path)
     if getattr(value, "shape", None) == (count, *reader.schema.fields[position].shape):
-        with contextlib.suppress(RecordError):  # then the longer way says so in TorchRL's words
-            return position, *reader.take(position, value, count)
+        try:
+            address, owner = reader.take(position, value, count)
+        except RecordError:
+            pass  # the longer way says what is wrong in TorchRL's words
+        else:
+            return position, address, owner
     _, array = _fitted(reader, path, value, count)
     return position, core.address(array), array
 

@@ -38,6 +38,8 @@ class WriteBack(Attached):
     _desk: PriorityDesk
     _updates: ConditionalUpdates
     _worker: tuple[int, ThreadPoolExecutor] | None
+    # What makes the handle's masks of numpy's; known at the first one.
+    _masks_of: Callable[[Any], Any] | None = None
 
     def update_priority(
         self,
@@ -215,18 +217,18 @@ class WriteBack(Attached):
         return handles.of_batch(batch, name)
 
     def _result(self, verdicts: Any, versioned: bool) -> ConditionalUpdateResult:
-        form = self._masks_of
+        form = self._masks_of or self._choose_masks()
         rejected = form(verdicts == _REJECTED) if versioned else None
         updated = verdicts == 1 if versioned else verdicts.view(np.bool_)
         return ConditionalUpdateResult(form(updated), rejected)
 
-    @property
-    def _masks_of(self) -> Callable[[Any], Any]:
-        if self._options.format == "numpy":
-            return lambda mask: mask
-        import torch
+    def _choose_masks(self) -> Callable[[Any], Any]:
+        self._masks_of = np.asarray
+        if self._options.format == "torch":
+            import torch
 
-        return torch.from_numpy
+            self._masks_of = torch.from_numpy
+        return self._masks_of
 
 
 def _copied(value: Any) -> Any:
