@@ -58,6 +58,12 @@ def tensordict(flat: Rows) -> Any:
     return TensorDict(tensors, batch_size=[len(next(iter(flat.values())))]).unflatten_keys(".")
 
 
+def priorities(count: int, calls: int = 64) -> list[np.ndarray]:
+    """What `calls` updates of `count` rows bring: exponential, as errors are."""
+    rng = np.random.default_rng(2)
+    return [rng.exponential(size=count).astype(np.float32) for _ in range(calls)]
+
+
 def first(flat: Rows) -> Rows:
     """The first row alone, without the batch dimension."""
     return {path: array[0] for path, array in flat.items()}

@@ -2,17 +2,19 @@
 
 import multiprocessing
 from functools import partial
+from itertools import cycle
 
 import numpy as np
-from cpprb import MPReplayBuffer, ReplayBuffer
+from cpprb import MPReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
 
-from bench.records import first
+from bench.records import first, priorities
 
 LABEL = "cpprb"
 DISTRIBUTIONS = ("cpprb", "numpy")
 OPTIONS = {
     "explicit next observation": "the same bytes a record as everybody; next_of would store less",
     "add() of 64 rows": "it takes a batch in one call",
+    "prioritized: PrioritizedReplayBuffer(alpha=0.6), beta 0.4": "its default eps",
     "mp: MPReplayBuffer, backend SharedMemory": "writes faster than the other, sharedctypes",
     "mp: spawn": "as everybody here",
 }
@@ -28,6 +30,8 @@ class Rival:
         if variant == "mp":
             context = multiprocessing.get_context("spawn")
             self.buffer = MPReplayBuffer(capacity, layout, ctx=context, backend="SharedMemory")
+        elif variant == "prioritized":
+            self.buffer = PrioritizedReplayBuffer(capacity, layout, alpha=0.6)
         else:
             self.buffer = ReplayBuffer(capacity, layout)
 
@@ -39,6 +43,16 @@ class Rival:
 
     def sample(self):
         return partial(self.buffer.sample, self.batch)
+
+    def learn(self):
+        sample, update = self.buffer.sample, self.buffer.update_priorities
+        values = cycle(priorities(self.batch))
+
+        def learn():
+            batch = sample(self.batch, beta=0.4)
+            update(batch["indexes"], next(values))
+
+        return learn
 
     def share(self):
         return self.buffer

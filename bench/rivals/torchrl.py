@@ -1,13 +1,16 @@
 """TorchRL's ReplayBuffer, TensorDicts in and out."""
 
 from functools import partial
+from itertools import cycle
 
 import torch
 from torchrl.data import LazyTensorStorage, ReplayBuffer
-from torchrl.data.replay_buffers import RandomSampler, RoundRobinWriter
+from torchrl.data.replay_buffers import PrioritizedSampler, RandomSampler, RoundRobinWriter
 
-from bench.records import tensordict
+from bench.records import priorities, rows, tensordict
 
+# Batches whose handles are used in turn, so that no row stays in the nearest cache.
+HANDLES = 64
 LABEL = "TorchRL"
 DISTRIBUTIONS = ("torchrl", "tensordict", "torch")
 OPTIONS = {
@@ -16,6 +19,8 @@ OPTIONS = {
     "generations: track_generations=True, return_info=True": "index and generation come beside "
     "the batch, which is cheaper than having them set in it",
     "plain: neither": "its fastest sample; the batch does not say where it came from",
+    "prioritized: PrioritizedSampler(alpha=0.6, beta=0.4), return_info=True": "updates go to "
+    "the index that came beside the batch; its stamps are not asked for",
     "shared: shared=True, spawn": "its way to several processes; a fork does not share the data",
     "torch.set_num_threads(1)": "one thread, as everybody here",
 }
@@ -24,11 +29,13 @@ OPTIONS = {
 class Rival:
     def __init__(self, fields, capacity, batch, variant):
         torch.set_num_threads(1)
-        self.with_info = variant == "generations"
+        self.batch = batch
+        generations, prioritized = variant == "generations", variant == "prioritized"
+        self.with_info = generations or prioritized
         self.buffer = ReplayBuffer(
             storage=LazyTensorStorage(capacity),
-            sampler=RandomSampler(),
-            writer=RoundRobinWriter(track_generations=self.with_info),
+            sampler=PrioritizedSampler(capacity, 0.6, 0.4) if prioritized else RandomSampler(),
+            writer=RoundRobinWriter(track_generations=generations),
             batch_size=batch,
             shared=variant == "shared",
         )
@@ -41,6 +48,28 @@ class Rival:
 
     def sample(self):
         return partial(self.buffer.sample, return_info=self.with_info)
+
+    def learn(self):
+        sample, update = self.sample(), self.buffer.update_priority
+        values = cycle(map(torch.from_numpy, priorities(self.batch)))
+
+        def learn():
+            _, info = sample()
+            update(info["index"], next(values))
+
+        return learn
+
+    def patch(self):
+        field = "action"
+        new = torch.from_numpy(rows({field: ("float32", (6,))}, self.batch)[field])
+        handles = cycle([self.sample()()[1] for _ in range(HANDLES)])
+        update = self.buffer.update_if_present
+
+        def patch():
+            info = next(handles)
+            update(index=info["index"], generation=info["index_generation"], patch={field: new})
+
+        return patch
 
     def share(self):
         return self.buffer
