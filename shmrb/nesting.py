@@ -57,8 +57,9 @@ def fields_of(data: Any) -> Any:
 def found(data: Any, path: tuple[str, ...]) -> Any:
     """The value at a path of nested fields, None if there is none."""
     for length in range(len(path), 0, -1):
+        if length > 1 and not isinstance(data, dict):
+            continue  # a dictionary alone may hold a tuple as its key
         key = path[0] if length == 1 else path[:length]
-        # A TensorDict has nested keys, a dictionary may hold such a tuple itself.
         if is_mapping(data) and key in data.keys():  # noqa: SIM118
             value = data[key]
             return value if length == len(path) else found(value, path[length:])
