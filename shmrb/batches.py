@@ -7,7 +7,7 @@ format give nested dictionaries of arrays and never import torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -221,10 +221,10 @@ class BatchFormat:
         places = (*batch.addresses, batch.index_address, batch.generation_address)
         address = core.address if self._from_numpy is None else _tensor_address
         found = self._shape.leaves_of(out)
-        return all(
-            mine is leaf and address(leaf) == place
-            for mine, leaf, place in zip(found, leaves, places, strict=True)
-        )
+        for mine, leaf, place in zip(found, leaves, places, strict=True):
+            if mine is not leaf or address(leaf) != place:
+                return False
+        return True
 
     def _reused(self, leaf: Any, field: Field, count: int) -> Any:
         dtype = DTYPES[field.dtype]
@@ -281,15 +281,14 @@ class _Shape:
                 nodes[parent][key] = wrap(nodes[number], lead)
         return root
 
-    def leaves_of(self, data: Any) -> Iterator[Any]:
+    def leaves_of(self, data: Any) -> list[Any]:
         """The leaves in order, then index and generation; None for what is not there."""
-        nodes = [_dictionary_of(data)]
+        root = _dictionary_of(data)
+        nodes = [root]
         for parent, key in self._branches:
             nodes.append(_dictionary_of(nodes[parent].get(key)))
-        for number, key in self._places:
-            yield nodes[number].get(key)
-        yield nodes[0].get(INDEX)
-        yield nodes[0].get(GENERATION)
+        leaves = [nodes[number].get(key) for number, key in self._places]
+        return [*leaves, root.get(INDEX), root.get(GENERATION)]
 
 
 def _dictionary_of(data: Any) -> Mapping[str, Any]:
