@@ -14,7 +14,8 @@
 
 using namespace shmrb;
 
-// Bytes that end where a forbidden page begins, and begin at or soon after another.
+// Bytes that end where a forbidden page begins. What lies between them and the forbidden page before is zero, and is still
+// zero at the end: who stepped out to the left by less than a page shows there.
 class Fenced {
  public:
   explicit Fenced(size_t bytes) : pages_((bytes + kPage - 1) / kPage * kPage) {
@@ -24,7 +25,10 @@ class Fenced {
     CHECK(mprotect(base_ + kPage, pages_, PROT_READ | PROT_WRITE) == 0);
     begin_ = base_ + kPage + (pages_ - bytes);
   }
-  ~Fenced() { munmap(base_, pages_ + 2 * kPage); }
+  ~Fenced() {
+    for (const uint8_t* byte = base_ + kPage; byte < begin_; ++byte) CHECK(*byte == 0);
+    munmap(base_, pages_ + 2 * kPage);
+  }
   Fenced(const Fenced&) = delete;
   Fenced& operator=(const Fenced&) = delete;
   uint8_t* at(size_t offset) const { return begin_ + offset; }
@@ -111,7 +115,10 @@ class Arena {
         lanes_(lanes),
         features_(features),
         ctl_(sizeof(ControlBlock) + kClients * sizeof(ClientBlock) + lanes * sizeof(LaneBlock)),
-        slots_(capacity * 24),
+        words_(capacity * 8),
+        owners_(capacity * 4),
+        runs_(capacity * 4),
+        versions_(capacity * 8),
         data_(capacity * row_bytes()) {
     char path[] = "/dev/shm/shmrb-native-XXXXXX";
     int fd = mkstemp(path);
@@ -138,10 +145,10 @@ class Arena {
     view.control = control();
     view.clients = reinterpret_cast<ClientBlock*>(ctl_.at(sizeof(ControlBlock)));
     view.lanes = reinterpret_cast<LaneBlock*>(view.clients + kClients);
-    view.words = reinterpret_cast<uint64_t*>(slots_.at(0));
-    view.versions = reinterpret_cast<int64_t*>(slots_.at(capacity_ * 8));
-    view.owners = reinterpret_cast<uint32_t*>(slots_.at(capacity_ * 16));
-    view.runs = reinterpret_cast<uint32_t*>(slots_.at(capacity_ * 20));
+    view.words = reinterpret_cast<uint64_t*>(words_.at(0));
+    view.owners = reinterpret_cast<uint32_t*>(owners_.at(0));
+    view.runs = reinterpret_cast<uint32_t*>(runs_.at(0));
+    view.versions = reinterpret_cast<int64_t*>(versions_.at(0));
     size_t offset = 0;
     for (size_t bytes : kRowBytes) {
       view.columns.push_back({data_.at(offset), bytes});
@@ -163,9 +170,12 @@ class Arena {
   ControlBlock* control() const { return reinterpret_cast<ControlBlock*>(ctl_.at(0)); }
   const std::string& live_lock() const { return live_lock_; }
   const Fenced& ctl() const { return ctl_; }
-  const Fenced& slots() const { return slots_; }
+  // Each array of the slots and its size.
+  std::vector<std::pair<uint8_t*, size_t>> slots() const {
+    auto bytes = static_cast<size_t>(capacity_);
+    return {{words_.at(0), bytes * 8}, {owners_.at(0), bytes * 4}, {runs_.at(0), bytes * 4}, {versions_.at(0), bytes * 8}};
+  }
   size_t ctl_bytes() const { return sizeof(ControlBlock) + kClients * sizeof(ClientBlock) + lanes_ * sizeof(LaneBlock); }
-  size_t slots_bytes() const { return capacity_ * 24; }
   const TreeRoom& tree() const { return *tree_; }
 
  private:
@@ -178,7 +188,7 @@ class Arena {
   int64_t capacity_;
   uint32_t lanes_;
   uint32_t features_;
-  Fenced ctl_, slots_, data_;
+  Fenced ctl_, words_, owners_, runs_, versions_, data_;
   std::unique_ptr<TreeRoom> tree_;
   std::string live_lock_;
 };

@@ -51,7 +51,7 @@ TEST(no_bytes_in_the_slots_lead_outside) {
   for (int64_t round = 0; round < check::rounds(400, 20'000); ++round) {
     Arena arena(6, 3, random.below(2) ? kOneLock | kLimiter : 0);
     auto client = arena.join();
-    scribble(arena.slots().at(0), arena.slots_bytes(), random, client->view.token);
+    for (auto [begin, bytes] : arena.slots()) scribble(begin, bytes, random, client->view.token);
     call_everything(arena, client->view, random);
   }
 }

@@ -93,6 +93,37 @@ TEST(a_reader_of_one_slot_sees_whole_records_in_order) {
   CHECK(accepted > 0);
 }
 
+// One record among holes, nearly always in its updater's hands: a draw waits or comes again, but there always is a record.
+TEST(a_draw_of_a_record_that_changes_all_the_time_never_finds_nothing) {
+  Arena arena(kCapacity);
+  auto updater = arena.join(), reader = arena.join();
+  const View& view = updater->view;
+  for (int64_t i = 0; i < kCapacity; ++i) CHECK(write_records(view, {Stamped::of(i)}).status == kOk);
+  for (int64_t slot = 1; slot < kCapacity; ++slot) view.words[slot] |= kVoid64;
+  int64_t rounds = check::rounds(250'000, 2'000'000);
+  uint32_t stop = 0;
+  int64_t draws = 0;
+  check::together({
+      [&] {
+        for (int64_t mark = 1; mark < rounds; ++mark)
+          CHECK(mark_records(view, {0}, nullptr, {0}, mark).status == kOk);
+        order::publish(&stop, 1u);
+      },
+      [&] {
+        Random random(2);
+        Drawn drawn(1);
+        while (!order::observe(&stop)) {
+          Outcome outcome = draw_uniform(reader->view, random, drawn.batch(), 0);
+          CHECK(outcome.status == kOk || outcome.status == kAgain);
+          if (outcome.status != kOk) continue;
+          CHECK(drawn.index[0] == 0 && drawn.record(0).whole());
+          ++draws;
+        }
+      },
+  });
+  CHECK(draws > 0);
+}
+
 TEST(what_one_writer_wrote_follows_from_slot_and_generation) {
   Arena arena(kCapacity);
   auto writer = arena.join(), reader = arena.join(), other = arena.join();
