@@ -1,12 +1,12 @@
 /* limiter.pml: Reverb's arithmetic between processes that die (segments.md 5, FORMAT.md 6).
  *
  * One lane of CAPACITY slots. Producers insert ROWS at a time, consumers draw BATCH at a time, for ever; clients 1 (a
- * producer) and 3 (a consumer) may be killed between any two steps. `credit` = inserts * SPI - samples, inserts = rows
- * reserved - uncounted: a reservation moves the head, and with it credit, in one store; whoever voids a row that was never
- * published adds one to uncounted afterwards, without the lock; a draw is charged under the lock and given back, without
- * it, when it fails. `holes` (void rows among the live) is a hint: whoever voids sets `stale` before and after. `marked` is
- * set to where head will be before the first mark: who takes over a slot between head and marked, looking before it claims,
- * does not count it, and the next to reserve settles all such slots first.
+ * producer) and 3 (a consumer, or with -DREAPER who only reaps) may be killed between any two steps. `credit` = inserts *
+ * SPI - samples, inserts = rows reserved - uncounted: a reservation moves the head, and with it credit, in one store; whoever
+ * voids a row that was never published adds one to uncounted afterwards, without the lock; a draw is charged under the lock
+ * and given back, without it, when it fails. `holes` (void rows among the live) is a hint: whoever voids sets `stale` before
+ * and after. `marked` is set to where head will be before the first mark: who takes over a slot between head and marked,
+ * looking before it claims, does not count it, and the next to reserve settles all such slots first.
  * A consumer finds something legal to draw when WINDOW rows are whole.
  *
  * A consumer that cannot draw for want of records, refused because live < MIN_SIZE or with nothing legal, opens the insert
@@ -349,11 +349,24 @@ proctype Consumer(byte id) {
 	atomic { k = 0; o = 0; seen = 0; uncounted = false; gone[id] = true }
 }
 
+/* A waiter of no further interest that looks for the dead once, and may die over it. */
+proctype Reaper(byte id) {
+	byte k, o, seen;
+	bool uncounted;
+	{
+		REAPABLE;
+		reap()
+	} unless { dead[id] };
+	atomic { k = 0; o = 0; seen = 0; uncounted = false; gone[id] = true }
+}
+
 init {
 	atomic {
 		gone[1] = (PRODUCERS < 2);
 		gone[2] = true;
+#ifndef REAPER
 		gone[3] = (CONSUMERS < 2);
+#endif
 		gone[4] = true;
 #if PRODUCERS > 1
 		run Producer(1);
@@ -361,6 +374,9 @@ init {
 		run Producer(2);
 #if CONSUMERS > 1
 		run Consumer(3);
+#endif
+#ifdef REAPER
+		run Reaper(3);
 #endif
 		run Consumer(4)
 	}

@@ -157,8 +157,7 @@ MODELS = {
         holds_long=(
             "",
             "-DMIN_SIZE=4",
-            "-DMIN_SIZE=4 -DPRODUCERS=1 -DCONSUMERS=2 -DKILLS=2",
-            "-DMIN_SIZE=4 -DWINDOW=3 -DCONSUMERS=2",
+            "-DREAPER -DKILLS=2 -DMIN_SIZE=1 -DWINDOW=4",
         ),
         mutants={
             "NARROW": Mutant("", STUCK),
