@@ -15,6 +15,7 @@ from helpers.procs import Children
 
 BODY = 4096
 MIB = 1 << 20
+LONG = [pytest.mark.long, pytest.mark.watchdog(1800)]
 
 
 def private_bytes(pid: int) -> int:
@@ -68,7 +69,7 @@ def wait_for_writes(rb: shmrb.ReplayBuffer, count: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("calls", [2_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("calls", [2_000, pytest.param(1_000_000, marks=LONG)])
 @pytest.mark.parametrize("format", ["numpy", "torch"])
 def test_many_calls(calls: int, format: str) -> None:
     """Case 117: nothing is remembered for a call that is over."""
@@ -98,7 +99,7 @@ def test_many_calls(calls: int, format: str) -> None:
     rb.close()
 
 
-@pytest.mark.parametrize("times", [200, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [200, pytest.param(10_000, marks=LONG)])
 def test_many_clients_come_and_go(children: Children, times: int) -> None:
     """Case 117: neither the client entries nor the process that attaches keep anything."""
     rb = shmrb.ReplayBuffer(
