@@ -128,6 +128,7 @@ class LimiterInfo(Description):
         opened_by: token of a consumer that found nothing legal to draw while writers were blocked,
             which opens the insert side; 0 = shut.
         opened_times: how often that happened.
+        pending: samples of records that are held: inserts have no room for others yet.
     """
 
     kind: ClassVar[str] = "LimiterInfo"
@@ -143,6 +144,7 @@ class LimiterInfo(Description):
     lifted: bool = False
     opened_by: int = 0
     opened_times: int = 0
+    pending: int = 0
 
     @property
     def deletes(self) -> int:
@@ -166,10 +168,13 @@ class LimiterInfo(Description):
 
     def explain_insert(self, records: int) -> str:
         """By which number an insert of so many records is held up."""
-        after = self.difference + records * self.samples_per_insert
+        after = self.difference + self.pending + records * self.samples_per_insert
+        samples = f"samples {self.samples}"
+        if self.pending:
+            samples = f"({samples} - held {self.pending})"
         return (
             f"(inserts {self.inserts} + {records}) * samples_per_insert "
-            f"{self.samples_per_insert} - samples {self.samples} = {after}, at most max_diff "
+            f"{self.samples_per_insert} - {samples} = {after}, at most max_diff "
             f"{self.max_diff} is allowed"
         )
 

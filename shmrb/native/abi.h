@@ -102,7 +102,8 @@ struct ConsumptionBlock {
   int64_t arrivals;    // records that ever came or were consumed
   uint64_t holders_stale;  // 1: a client died or left; whoever has the lock next looks for what it had taken
   uint64_t moving;         // Moving: what holds for the slots whose cost has kMovingBit
-  uint8_t reserved[56];
+  int64_t pending;         // what the limiter was charged for records that are held: no room for others yet
+  uint8_t reserved[48];
 };
 static_assert(sizeof(ConsumptionBlock) == 128);
 

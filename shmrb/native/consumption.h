@@ -53,6 +53,7 @@ class Consumption {
 
   int64_t members() const { return bounded(order::peek(&block_.members)); }
   int64_t held() const { return bounded(order::peek(&block_.held)); }
+  int64_t pending() const { return order::peek(&block_.pending); }
   int64_t freed() const { return bounded(distance(order::peek(&block_.freed_head), order::peek(&block_.freed_tail))); }
   bool refills() const { return refills_; }
 
@@ -113,7 +114,7 @@ class Consumption {
   void take(int64_t slot, uint32_t holder, uint32_t cost) const {
     order::put(&a_.costs[slot], cost | kMovingBit);
     order::publish(&a_.holders[slot], holder);
-    order::put(&block_.held, order::peek(&block_.held) + 1);
+    count_holder(slot, 1);
     drop_member(slot);
   }
 
@@ -180,7 +181,7 @@ class Consumption {
         if (!taken) order::put(&a_.holders[slot], 0u);
       }
       if (holder(slot)) {
-        order::put(&block_.held, order::peek(&block_.held) + 1);
+        count_holder(slot, 1);
       } else {
         add_member(slot);
       }
@@ -229,7 +230,12 @@ class Consumption {
   void drop_holder(int64_t slot) const {
     if (holder(slot) == 0) return;
     order::put(&a_.holders[slot], 0u);
-    order::put(&block_.held, order::peek(&block_.held) - 1);
+    count_holder(slot, -1);
+  }
+
+  void count_holder(int64_t slot, int64_t sign) const {
+    order::put(&block_.held, order::peek(&block_.held) + sign);
+    order::put(&block_.pending, order::peek(&block_.pending) + sign * static_cast<int64_t>(cost(slot)));
   }
 
   void append(int64_t slot) const {
@@ -270,7 +276,7 @@ class Consumption {
       order::put(&a_.next[slot], int64_t{0});
       order::put(&a_.previous[slot], int64_t{0});
     }
-    for (int64_t* word : {&block_.members, &block_.held, &block_.first, &block_.last})
+    for (int64_t* word : {&block_.members, &block_.held, &block_.pending, &block_.first, &block_.last})
       order::put(word, int64_t{0});
     order::put(&block_.freed_head, order::peek(&block_.freed_tail));
     order::put(&block_.moving, uint64_t{kNothingMoves});

@@ -23,7 +23,9 @@ inline bool may_insert(const View& view, int64_t rows) {
   settle_holes(view, true);
   if (live_records(view) + rows <= limiter.min_size) return true;  // the warm-up is free
   double after = static_cast<double>(counted_inserts(view) + rows) * limiter.samples_per_insert;
-  if (after - static_cast<double>(order::peek(&limiter.samples)) <= limiter.max_diff) return true;
+  int64_t samples = order::peek(&limiter.samples);
+  if (view.has(kConsumption)) samples -= view.consumption().pending();  // what is held keeps its slot
+  if (after - static_cast<double>(samples) <= limiter.max_diff) return true;
   auto opener = static_cast<uint32_t>(order::peek(&limiter.opened_by));
   return opener != 0 && view.liveness.alive(opener);
 }

@@ -132,6 +132,7 @@ inline nb::dict limiter(Segment& s) {
   result["lifted"] = order::peek(&l.lifted) != 0;
   result["inserts"] = counted_inserts(s.view);
   result["samples"] = order::peek(&l.samples);
+  result["pending"] = s.view.has(kConsumption) ? s.view.consumption().pending() : 0;
   result["size"] = live_records(s.view);
   result["min_size"] = order::peek(&l.min_size);
   result["samples_per_insert"] = spi;
@@ -218,7 +219,8 @@ inline nb::dict abi() {
   using Q = ConsumptionBlock;
   r["ConsumptionBlock"] = describe(
       sizeof(Q), {SPAN(Q, members), SPAN(Q, held), SPAN(Q, first), SPAN(Q, last), SPAN(Q, freed_head),
-                  SPAN(Q, freed_tail), SPAN(Q, arrivals), SPAN(Q, holders_stale), SPAN(Q, moving)});
+                  SPAN(Q, freed_tail), SPAN(Q, arrivals), SPAN(Q, holders_stale), SPAN(Q, moving),
+                  SPAN(Q, pending)});
   using C = ControlBlock;
   r["ControlBlock"] = describe(
       sizeof(C), {SPAN(C, magic), SPAN(C, format), SPAN(C, state), SPAN(C, uuid), SPAN(C, generation_base),

@@ -58,8 +58,6 @@ inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, int64
     refill.enter_leaves(view, first_slot);
     if (rows.count) enter_leaves(view, first_slot, position, rows.count, rows.priorities);
   }
-  for (int64_t i = 0; view.has(kConsumption) && i < rows.count; ++i)
-    view.consumption().enter(first_slot + (position + i) % view.lane_capacity);
   stopping::at(stopping::kReserved);
   if (filled_holes) order::put(&lane.holes, lane.holes > filled_holes ? lane.holes - filled_holes : 0);
   order::put(&lane.written_ns, coarse_ns(CLOCK_REALTIME_COARSE));
@@ -70,6 +68,9 @@ inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, int64
   } else {
     refill.count(view, lane, head + rows.count);
   }
+  // After the rows that filled slots, so that records arrive in the order of the input.
+  for (int64_t i = 0; view.has(kConsumption) && i < rows.count; ++i)
+    view.consumption().enter(first_slot + (position + i) % view.lane_capacity);
   stopping::at(stopping::kHeadMoved);
 }
 

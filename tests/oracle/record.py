@@ -18,6 +18,7 @@ from typing import Any
 
 os.environ["RL_LOGGING_LEVEL"] = "ERROR"  # read when torchrl is imported
 
+import consuming
 import numpy as np
 import schedules
 import scripts
@@ -294,32 +295,12 @@ def _priorities(rb: TensorDictReplayBuffer) -> dict[str, Any]:
     }
 
 
-def consumption() -> list[Any]:
-    found = []
-    for count in (1, 2):
-        rb = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(4), consume_after_n_samples=count, batch_size=3
-        )
-        rows = []
-        for numbers in ([0, 1, 2, 3], [], [], [], [4, 5], []):
-            if numbers:
-                rb.extend(records(numbers))
-                rows.append({"extend": numbers, "len": len(rb)})
-                continue
-            try:
-                rows.append({"sampled": len(rb.sample()), "len": len(rb)})
-            except RuntimeError as error:
-                rows.append({"error": str(error), "len": len(rb)})
-        found.append({"consume_after_n_samples": count, "steps": rows})
-    return found
-
-
 TOPICS = (
     ring,
     batches,
     updates,
     priorities,
-    consumption,
+    consuming.consumption,
     schedules.schedules,
     trajectories.sequences,
     trajectories.boundaries,
