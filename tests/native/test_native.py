@@ -18,7 +18,7 @@ pytestmark = [
         not (shutil.which("cmake") and (shutil.which("c++") or shutil.which("g++"))),
         reason="needs cmake and a C++ compiler",
     ),
-    pytest.mark.watchdog(400),
+    pytest.mark.watchdog(900),
 ]
 
 VARIANTS = {"plain": "", "thread": "thread", "address": "address"}
@@ -33,6 +33,8 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     sanitizer = VARIANTS[request.param]
     options = ["-DSHMRB_TESTS=ON", "-DSHMRB_WERROR=ON", f"-DSHMRB_SANITIZE={sanitizer}"]
     flags = ["-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_CXX_FLAGS={FLAGS}"]
+    # The headers are most of each file: compiling all as one takes half the time.
+    flags += ["-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=0"]
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     source = CHECKOUT / "shmrb" / "native"
     run(["cmake", "-S", str(source), "-B", str(folder), *generator, *options, *flags])
