@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shmrb import __version__
-from shmrb.cli import buffers, exits
+from shmrb.cli import buffers, care, exits, top
 from shmrb.errors import ShmrbError
 
 app = typer.Typer(
@@ -23,12 +23,16 @@ app.command()(buffers.ls)
 app.command()(buffers.show)
 app.command()(buffers.stats)
 app.command()(buffers.drop)
+app.command()(top.top)
+app.command()(care.events)
+app.command()(care.doctor)
+app.command()(care.gc)
 
 
 def main() -> None:
     """Run the command line and exit with a code of `shmrb.cli.exits`."""
     try:
-        app()
+        app(prog_name="shmrb")
     except ShmrbError as error:
         print(f"shmrb: {error}", file=sys.stderr)
         sys.exit(exits.code_of(error))

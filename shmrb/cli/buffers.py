@@ -16,18 +16,40 @@ from shmrb.cli import tables
 from shmrb.cli.target import target_of
 from shmrb.client import connect
 from shmrb.description import Path as FieldPath
-from shmrb.errors import SpecError
+from shmrb.errors import ShmrbError, SpecError
 from shmrb.fields import show_path
 from shmrb.results import BufferStats
 from shmrb.schema import Schema, schema_from_env
-from shmrb.segment import survey
+from shmrb.segment import lag, survey
 from shmrb.segment.directory import Exist, Root
 from shmrb.segment.entries import State
 from shmrb.spec import Limiter, MinSize, RateLimiter, SharedStorage
 
 Socket = Annotated[str | None, typer.Option("--socket", help="Path of the daemon's socket.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the buffer, like exp42/replay.")]
+
+
+def _complete(incomplete: str) -> list[str]:
+    """The buffers whose names begin so, for the shell."""
+    try:
+        with target_of(None) as target:
+            roots = list(map(Root, target.roots))
+        found = [entry for root in roots for entry in root.list() if entry.spec is not None]
+    except ShmrbError:
+        return []
+    return [entry.name for entry in found if entry.name.startswith(incomplete)]
+
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="Name of the buffer, like exp42/replay.", autocompletion=_complete
+    ),
+]
+OneName = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="One buffer.", autocompletion=_complete),
+]
 
 
 def create(
@@ -128,7 +150,7 @@ def show(
 
 
 def stats(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One buffer.")] = None,
+    name: OneName = None,
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="What the daemon tells a Prometheus server.")
     ] = False,
@@ -148,12 +170,15 @@ def stats(
         _print_totals(roots, as_json)
         return
     one = survey.stats(roots[0], name)
+    behind = lag.lag_in(roots[0], name)
     if as_json:
-        print(json.dumps(one.to_json()))
+        print(json.dumps(one.to_json() | {"policy_lag": behind}))
         return
     values: dict[str, Any] = {
         key: value for key, value in one.as_dict().items() if isinstance(value, (int, float))
     }
+    if behind is not None:
+        values["policy_lag"] = behind
     tables.show(tables.numbers(values), "", tables.lanes(one), "", tables.clients(one))
     if one.limiter is not None:
         limits = {key: value for key, value in one.limiter.to_json().items() if key != "kind"}

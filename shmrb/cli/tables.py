@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from shmrb.fields import show_path
 from shmrb.results import BufferStats, ClientInfo
+from shmrb.segment.removal import Leftover
 from shmrb.segment.survey import BufferSummary
 from shmrb.spec import BufferSpec
 
@@ -24,7 +25,9 @@ _UNBOUNDED_COLUMNS = 1000
 def show(*parts: Table | str) -> None:
     """Print tables and lines."""
     is_terminal = sys.stdout.isatty()
-    console = Console(width=None if is_terminal else _UNBOUNDED_COLUMNS, highlight=False)
+    width = None if is_terminal else _UNBOUNDED_COLUMNS
+    # Names are what their owners chose, and no markup.
+    console = Console(width=width, highlight=False, markup=False)
     for part in parts:
         console.print(Text(part) if isinstance(part, str) else part)
 
@@ -101,10 +104,67 @@ def clients(stats: BufferStats) -> Table:
             client.name,
             str(client.pid),
             client.role,
-            _client_state(client),
+            client_state(client),
             _count(counters.get("records_written", 0)),
             _count(counters.get("records_sampled", 0)),
         )
+    return table
+
+
+def activity(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """One line a buffer, as `top` counts: records in by writes, out by draws, updated late."""
+    table = _table(
+        "NAME",
+        "<RECORDS",
+        "<CAPACITY",
+        "<IN/s",
+        "<OUT/s",
+        "<UPD/s",
+        "<STALE/s",
+        "<BLOCKED",
+        "<CLIENTS",
+        "<LAG",
+        "<BYTES",
+    )
+    for row in rows:
+        rates = (row[f"{what}_per_s"] for what in ("inserts", "samples", "updates", "stale"))
+        table.add_row(
+            row["name"],
+            _count(row["size"]),
+            _count(row["capacity"]),
+            *(_count(round(rate)) for rate in rates),
+            str(row["blocked"]),
+            str(sum(client["alive"] for client in row["clients"])),
+            "" if row["policy_lag"] is None else _count(row["policy_lag"]),
+            _count(row["bytes"]),
+        )
+    # In a narrow terminal numbers are cut before the names that say whose they are.
+    table.columns[0].min_width = max((len(row["name"]) for row in rows), default=0)
+    return table
+
+
+def attached(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """One line an attached client, as `top` counts."""
+    table = _table("BUFFER", "CLIENT", "<PID", "ROLE", "STATE", "<IN/s", "<OUT/s")
+    for row in rows:
+        for client in row["clients"]:
+            table.add_row(
+                row["name"],
+                client["client"],
+                str(client["pid"]),
+                client["role"],
+                client["state"],
+                _count(round(client["inserts_per_s"])),
+                _count(round(client["samples_per_s"])),
+            )
+    return table
+
+
+def leftovers(found: Iterable[Leftover]) -> Table:
+    """One line a leftover."""
+    table = _table("LEFTOVER", "REASON")
+    for leftover in found:
+        table.add_row(leftover.path, leftover.reason)
     return table
 
 
@@ -135,7 +195,8 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _client_state(client: ClientInfo) -> str:
+def client_state(client: ClientInfo) -> str:
+    """Alive or dead, and what it waits for."""
     if not client.alive:
         return "dead, not recovered yet"
     if client.waiting_for == "nothing":

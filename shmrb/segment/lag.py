@@ -6,6 +6,7 @@ of parameters whose name has the same parent: "exp42/policy" for "exp42/replay".
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 import numpy as np
@@ -13,6 +14,9 @@ import numpy as np
 from shmrb import core
 from shmrb.core import Status
 from shmrb.dtypes import DTYPES
+from shmrb.errors import ShmrbError
+from shmrb.segment.directory import Root
+from shmrb.segment.entries import State
 from shmrb.segment.member import Member
 from shmrb.spec import PARAMETER_SLOTS
 
@@ -34,6 +38,18 @@ def policy_lag(member: Member, others: Iterable[Member]) -> int | None:
     ]
     # With two policies beside it, nobody can say whose the records are.
     return published[0] - used if len(published) == 1 and published[0] >= 0 else None
+
+
+def lag_in(root: Root, name: str) -> int | None:
+    """The same for a buffer that nobody has open here; None also if it cannot be looked into."""
+    with contextlib.ExitStack() as stack:
+        members: dict[str, Member] = {}
+        for entry in root.list(_parent(name)):
+            if entry.state is State.READY and _parent(entry.name) == _parent(name):
+                with contextlib.suppress(ShmrbError):
+                    member = Member.join(root, entry.name, role="observer")
+                    members[entry.name] = stack.enter_context(member)
+        return policy_lag(members[name], members.values()) if name in members else None
 
 
 def newest_version(parameters: Member) -> int:

@@ -45,6 +45,19 @@ def test_help_names_every_exit_code(shmrb_: Shell) -> None:
         assert f"{code} {meaning}" in text
 
 
+def test_the_shell_completes_commands_and_names(
+    shmrb_: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("exp/one", "exp/two", "other"):
+        assert shmrb_("create", name, "--capacity", 10).code == exits.OK
+    assert "_SHMRB_COMPLETE" in shmrb_("--show-completion", "bash").out
+    monkeypatch.setenv("_SHMRB_COMPLETE", "complete_bash")
+    for words, expected in (("shmrb sh", ["show"]), ("shmrb show exp/", ["exp/one", "exp/two"])):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert shmrb_().out.split() == expected
+
+
 def test_every_error_has_an_exit_code_of_the_table() -> None:
     kinds = [kind for kind in vars(shmrb.errors).values() if isinstance(kind, type)]
     codes = {kind.__name__: exits.code_of(kind("x")) for kind in kinds}

@@ -1,0 +1,321 @@
+"""What `shmrb doctor` knows to look at: the machine, the limits, the permissions, the versions.
+
+Each check looks at the places it is given, so that a test can give it others.
+"""
+
+from __future__ import annotations
+
+import grp
+import importlib.metadata
+import os
+import platform
+import pwd
+import resource
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from shmrb import __version__, core
+from shmrb.client import connect
+from shmrb.errors import FileSystemError, ShmrbError
+from shmrb.segment import names
+from shmrb.segment.filesystem import check_file_system, file_system
+
+Level = Literal["ok", "note", "warning", "problem"]
+
+GIB = 1 << 30
+# Docker's default is 64 MiB; a million small records take about 200.
+SMALL_BYTES = GIB
+# select is not used, but a daemon takes two descriptors a connection.
+FEW_DESCRIPTORS = 1024
+# MADV_POPULATE_WRITE; older kernels are served by writing zeros.
+GOOD_KERNEL = (5, 14)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a check found, and what to do about it if anything."""
+
+    check: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """Where the checks look."""
+
+    roots: Sequence[str]
+    sockets: Sequence[str]
+    uid: int = field(default_factory=os.geteuid)
+    shared_memory: str = names.SHARED_MEMORY
+    # In the order in which a later one overrides an earlier one.
+    logind: Sequence[str] = (
+        "/usr/lib/systemd/logind.conf",
+        "/usr/lib/systemd/logind.conf.d",
+        "/etc/systemd/logind.conf",
+        "/run/systemd/logind.conf.d",
+        "/etc/systemd/logind.conf.d",
+    )
+    linger: str = "/var/lib/systemd/linger"
+    systemd: str = "/run/systemd/system"
+    own_cgroup: str = "/proc/self/cgroup"
+    cgroups: str = "/sys/fs/cgroup"
+    limits: Mapping[int, tuple[int, int]] = field(
+        default_factory=lambda: {
+            number: resource.getrlimit(number)
+            for number in (resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
+        }
+    )
+    path: str | None = None
+    kernel: str = field(default_factory=platform.release)
+
+
+def examine(surroundings: Surroundings) -> list[Advice]:
+    """Every check, in the order in which they matter."""
+    return [advice for check in CHECKS for advice in check(surroundings)]
+
+
+def check_shared_memory(around: Surroundings) -> Iterator[Advice]:
+    """Is there a /dev/shm that is large enough and open?"""
+    where = around.shared_memory
+    if not os.path.isdir(where):
+        advice = "Mount a tmpfs there; semaphores and the default root need it."
+        yield Advice("shared memory", "problem", f"{where} is not there", advice)
+        return
+    room = os.statvfs(where)
+    total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    found = f"{where}: {_bytes(total)}, {_bytes(free)} free"
+    if not os.access(where, os.W_OK | os.X_OK):
+        advice = f"Ask for mode 1777 (chmod 1777 {where}), or name another root (SHMRB_ROOT)."
+        yield Advice("shared memory", "problem", f"{found}, not open to this user", advice)
+    elif 0 < total < SMALL_BYTES:
+        advice = (
+            f"Enlarge it (mount -o remount,size=… {where}; in a container --shm-size or "
+            "--ipc=host), or name a root on another tmpfs (SHMRB_ROOT)."
+        )
+        yield Advice("shared memory", "warning", found, advice)
+    else:
+        yield Advice("shared memory", "ok", found)
+
+
+def check_roots(around: Surroundings) -> Iterator[Advice]:
+    """Can buffers be made and found, and do locks prove there who lives?"""
+    for root in around.roots:
+        try:
+            found = os.lstat(root)
+        except FileNotFoundError:
+            yield Advice("root", "note", f"{root} is not there yet", "The first buffer makes it.")
+            continue
+        except PermissionError:
+            yield Advice("root", "problem", f"{root} cannot be reached", "Open its parents to you.")
+            continue
+        whose = f"{_user(found.st_uid)}:{_group(found.st_gid)} {stat.S_IMODE(found.st_mode):04o}"
+        kind = file_system(root)
+        shown = f"{root} ({kind}, {whose})"
+        if not stat.S_ISDIR(found.st_mode):
+            yield Advice("root", "problem", f"{root} is no directory", "Remove it, or use another.")
+        elif not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+            advice = (
+                f"Join the group (usermod -aG {_group(found.st_gid)} {_user(around.uid)}, then log "
+                "in anew), or name another root (SHMRB_ROOT)."
+            )
+            yield Advice("root", "problem", f"{shown} is not open to this user", advice)
+        elif found.st_mode & stat.S_IWOTH:
+            advice = f"chmod o-rwx {root}: whoever may write there may end every process."
+            yield Advice("root", "problem", f"{shown} is open to everybody", advice)
+        else:
+            yield _proof_of_life(root, shown)
+
+
+def _proof_of_life(root: str, shown: str) -> Advice:
+    advice = "Use a root on tmpfs, ext4 or xfs (SHMRB_ROOT)."
+    try:
+        check_file_system(root)
+    except FileSystemError as error:
+        return Advice("root", "problem", str(error), advice)
+    with tempfile.NamedTemporaryFile(dir=root, prefix=".doctor.") as probe:
+        probe.truncate(1)
+        hold = core.HeldByte()
+        taken = hold.take(probe.name, 0) == 0
+        holds = taken and core.byte_held(probe.name, 0)
+        hold.release()
+        if not holds or core.byte_held(probe.name, 0):
+            return Advice("root", "problem", f"{shown} does not keep the locks of mappings", advice)
+    return Advice("root", "ok", shown)
+
+
+def check_remove_ipc(around: Surroundings) -> Iterator[Advice]:
+    """Does logind remove this user's buffers at the last logout?"""
+    below = [root for root in around.roots if _is_below(root, around.shared_memory)]
+    if around.uid < names.FIRST_PERSON_UID:
+        yield Advice("RemoveIPC", "ok", f"uid {around.uid} is a system user's: logind leaves it")
+    elif not os.path.isdir(around.systemd):
+        yield Advice("RemoveIPC", "ok", "systemd does not run here")
+    elif not below:
+        yield Advice("RemoveIPC", "ok", "no root lies in shared memory")
+    elif (setting := _remove_ipc(around.logind)) == "no":
+        yield Advice("RemoveIPC", "ok", "RemoveIPC=no in logind.conf")
+    elif os.path.exists(os.path.join(around.linger, _user(around.uid))):
+        yield Advice("RemoveIPC", "ok", f"{_user(around.uid)} lingers")
+    else:
+        found = f"RemoveIPC={setting}: logind removes {below[0]} when the last session ends"
+        advice = (
+            "Run the daemon as a system user (systemd/shmrbd.service), or loginctl enable-linger, "
+            "or RemoveIPC=no in /etc/systemd/logind.conf."
+        )
+        yield Advice("RemoveIPC", "warning", found, advice)
+
+
+def check_limits(around: Surroundings) -> Iterator[Advice]:
+    """Do limits of the process stand in the way?"""
+    unlimited = resource.RLIM_INFINITY
+    for number, flag, what in (
+        (resource.RLIMIT_FSIZE, "-f", "size of a file"),
+        (resource.RLIMIT_AS, "-v", "address space"),
+    ):
+        limit = around.limits[number][0]
+        if limit != unlimited:
+            advice = f"Larger buffers fail: ulimit {flag} unlimited."
+            yield Advice("limits", "warning", f"{what} at most {_bytes(limit)}", advice)
+    descriptors = around.limits[resource.RLIMIT_NOFILE][0]
+    if descriptors != unlimited and descriptors < FEW_DESCRIPTORS:
+        advice = f"ulimit -n {FEW_DESCRIPTORS}"
+        yield Advice("limits", "warning", f"{descriptors} descriptors", advice)
+    memory = _cgroup_limit(around)
+    if memory is not None:
+        level: Level = "warning" if memory < SMALL_BYTES else "note"
+        advice = "Pages count where they are touched first: by who creates the buffer."
+        yield Advice("limits", level, f"cgroup: at most {_bytes(memory)} of memory", advice)
+    else:
+        yield Advice("limits", "ok", "no limit on memory by a cgroup")
+
+
+def check_daemon(around: Surroundings) -> Iterator[Advice]:
+    """Does a daemon answer, of this version?"""
+    there = [path for path in around.sockets if os.path.exists(path)]
+    if not there:
+        found = f"no socket at {', '.join(around.sockets)}"
+        yield Advice("daemon", "note", found, "Buffers work without one; start it: shmrb serve.")
+        return
+    try:
+        with connect(there[0]) as client:
+            info = client.ping()
+    except ShmrbError as error:
+        advice = "Start it again (shmrb serve), or join the socket's group."
+        yield Advice("daemon", "problem", str(error), advice)
+        return
+    found = f"pid {info.pid}, version {info.version}, root {info.root}"
+    if info.version != __version__:
+        advice = f"This is {__version__}: restart the daemon; nobody attached notices."
+        yield Advice("daemon", "warning", found, advice)
+    elif info.root not in around.roots:
+        advice = "It serves another root than this user's; see SHMRB_ROOT."
+        yield Advice("daemon", "warning", found, advice)
+    else:
+        yield Advice("daemon", "ok", found)
+
+
+def check_versions(around: Surroundings) -> Iterator[Advice]:
+    """What is installed, and what is too old."""
+    kernel = tuple(int(part) for part in around.kernel.split("-")[0].split(".")[:2])
+    if kernel < GOOD_KERNEL:
+        advice = "Works; creating large buffers is slower than on 5.14 and later."
+        yield Advice("versions", "note", f"Linux {around.kernel}", advice)
+    parts = [f"shmrb {__version__}", f"format {core.FORMAT_NUMBER}"]
+    parts += [f"Python {sys.version.split()[0]}", f"Linux {around.kernel}"]
+    parts += [f"{name} {_version(name)}" for name in ("numpy", "torch", "tensordict", "torchrl")]
+    yield Advice("versions", "ok", ", ".join(parts))
+
+
+def check_video(around: Surroundings) -> Iterator[Advice]:
+    """Can frames be decoded?"""
+    ffmpeg = shutil.which("ffmpeg", path=around.path)
+    found = f"FFmpeg {ffmpeg or 'not found'}, torchcodec {_version('torchcodec')}"
+    advice = (
+        "" if ffmpeg else "Only video needs it: apt-get install ffmpeg, pip install shmrb[video]."
+    )
+    yield Advice("video", "ok" if ffmpeg else "note", found, advice)
+
+
+CHECKS: tuple[Callable[[Surroundings], Iterator[Advice]], ...] = (
+    check_shared_memory,
+    check_roots,
+    check_remove_ipc,
+    check_limits,
+    check_daemon,
+    check_versions,
+    check_video,
+)
+
+
+def _remove_ipc(files: Sequence[str]) -> str:
+    """The setting as logind would read it; yes unless a file says otherwise."""
+    setting = "yes"
+    for place in map(Path, files):
+        for file in sorted(place.glob("*.conf")) if place.is_dir() else [place]:
+            try:
+                lines = file.read_text(errors="replace").splitlines()
+            except OSError:
+                continue
+            for line in lines:
+                key, _, value = line.partition("=")
+                if key.strip() == "RemoveIPC":
+                    is_no = value.strip().lower() in ("no", "false", "off", "0", "n", "f")
+                    setting = "no" if is_no else "yes"
+    return setting
+
+
+def _cgroup_limit(around: Surroundings) -> int | None:
+    """The least memory.max of our cgroup (version 2) and those above it."""
+    try:
+        lines = Path(around.own_cgroup).read_text().splitlines()
+    except OSError:
+        return None
+    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    limits = []
+    place = Path(around.cgroups + own)
+    while place != Path(around.cgroups).parent and str(place) != os.sep:
+        try:
+            text = (place / "memory.max").read_text().strip()
+        except OSError:
+            text = "max"
+        if text.isdigit():
+            limits.append(int(text))
+        place = place.parent
+    return min(limits, default=None)
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return os.path.realpath(path).startswith(os.path.realpath(directory) + os.sep)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _bytes(number: int) -> str:
+    return f"{number / GIB:.1f} GiB" if number >= GIB // 10 else f"{number / (1 << 20):.1f} MiB"

@@ -1,0 +1,349 @@
+"""`shmrb doctor`: each bad surrounding that it knows, and buffers that break their own rules."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shmrb
+from helpers.child import emit, receive
+from helpers.daemons import Daemons
+from helpers.procs import Children
+from shmrb import core
+from shmrb.cli import exits, surroundings
+from shmrb.cli.surroundings import Advice, Surroundings, examine
+from shmrb.segment import layout
+
+Shell = Callable[..., Any]
+
+SCHEMA = {"uid": "int64"}
+LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
+UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+@pytest.fixture
+def around(root: Path, tmp_path: Path) -> Surroundings:
+    """Surroundings in which nothing is wrong, of files that a test may change."""
+    cgroup = tmp_path / "cgroup"
+    cgroup.write_text("0::/a/b\n")
+    (tmp_path / "cgroups" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "systemd").mkdir()
+    (tmp_path / "linger").mkdir()
+    return Surroundings(
+        roots=[str(root)],
+        sockets=[os.environ["SHMRB_SOCKET"]],
+        uid=1234,
+        shared_memory=str(root.parent),
+        logind=[str(tmp_path / "logind.conf"), str(tmp_path / "logind.conf.d")],
+        linger=str(tmp_path / "linger"),
+        systemd=str(tmp_path / "systemd"),
+        own_cgroup=str(cgroup),
+        cgroups=str(tmp_path / "cgroups"),
+        limits=dict.fromkeys(LIMITS, UNLIMITED),
+        path=str(tmp_path),
+        kernel="6.1.0-18-amd64",
+    )
+
+
+def of(found: list[Advice], check: str) -> Advice:
+    """The one thing that a check had to say beside what is well."""
+    [advice] = [one for one in found if one.check == check and one.level != "ok"]
+    return advice
+
+
+def is_well(found: list[Advice], check: str) -> bool:
+    return [one.level for one in found if one.check == check] == ["ok"]
+
+
+def test_good_surroundings_have_no_problem(around: Surroundings) -> None:
+    (Path(around.path or "") / "ffmpeg").touch(mode=0o755)
+    found = examine(replace(around, uid=10))
+    assert {one.level for one in found if one.check != "daemon"} == {"ok"}
+    assert {one.check for one in found} >= {"shared memory", "root", "limits", "versions", "video"}
+    assert of(found, "daemon").level == "note"
+
+
+def test_a_missing_or_closed_shared_memory_is_a_problem(around: Surroundings, root: Path) -> None:
+    missing = of(examine(replace(around, shared_memory="/nonexistent")), "shared memory")
+    assert (missing.level, "tmpfs" in missing.advice) == ("problem", True)
+
+
+def test_a_small_shared_memory_is_warned_of(
+    around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surroundings, "SMALL_BYTES", 1 << 60)
+    small = of(examine(around), "shared memory")
+    assert small.level == "warning"
+    assert "--shm-size" in small.advice
+
+
+def test_each_bad_root_is_a_problem_with_advice(around: Surroundings, root: Path) -> None:
+    plain = root.parent / "plain"
+    plain.write_text("x")
+    everybody = root.parent / "everybody"
+    everybody.mkdir()
+    everybody.chmod(0o777)
+    for bad, complaint, advice in (
+        (str(plain), "is no directory", "Remove it"),
+        (str(everybody), "is open to everybody", "chmod o-rwx"),
+        ("/proc/self/nothing", "is not there yet", "first buffer makes it"),
+    ):
+        one = of(examine(replace(around, roots=[bad])), "root")
+        assert re.search(complaint, one.found), one
+        assert re.search(advice, one.advice), one
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+def test_a_root_of_a_group_that_is_not_ours_is_a_problem_that_names_it(
+    around: Surroundings, root: Path, children: Children
+) -> None:
+    root.parent.chmod(0o755)
+    os.chown(root, -1, 60)
+    child = children.start(look_as_nobody, roots=[str(root)], shared_memory=str(root.parent))
+    said = child.expect("root")
+    assert said["level"] == "problem"
+    assert "not open to this user" in said["found"]
+    assert "usermod -aG games nobody" in said["advice"]
+
+
+def look_as_nobody(roots: list[str], shared_memory: str) -> None:
+    around = Surroundings(roots=roots, sockets=[], shared_memory=shared_memory, uid=65534)
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    [advice] = surroundings.check_roots(around)
+    emit("root", level=advice.level, found=advice.found, advice=advice.advice)
+
+
+def test_a_file_system_without_such_locks_is_a_problem(
+    around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "byte_held", lambda _path, _slot: False)
+    one = of(examine(around), "root")
+    assert one.level == "problem"
+    assert "does not keep the locks" in one.found
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, "yes"),
+        ({"logind.conf": "[Login]\n#RemoveIPC=no\n"}, "yes"),
+        ({"logind.conf": "[Login]\nRemoveIPC=no\n"}, "no"),
+        ({"logind.conf": "RemoveIPC=no\n", "logind.conf.d/9.conf": "RemoveIPC = yes\n"}, "yes"),
+        ({"logind.conf": "RemoveIPC=yes\n", "logind.conf.d/9.conf": "RemoveIPC=off\n"}, "no"),
+    ],
+)
+def test_remove_ipc_is_read_as_logind_reads_it(
+    around: Surroundings, tmp_path: Path, files: dict[str, str], expected: str
+) -> None:
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    found = examine(around)
+    if expected == "no":
+        assert is_well(found, "RemoveIPC")
+        return
+    one = of(found, "RemoveIPC")
+    assert one.level == "warning"
+    assert "RemoveIPC=yes" in one.found
+    assert around.roots[0] in one.found
+    assert "enable-linger" in one.advice
+
+
+def test_remove_ipc_concerns_nobody_else(around: Surroundings, tmp_path: Path) -> None:
+    assert is_well(examine(replace(around, uid=999)), "RemoveIPC")
+    assert is_well(examine(replace(around, systemd="/nonexistent")), "RemoveIPC")
+    assert is_well(examine(replace(around, shared_memory="/dev")), "RemoveIPC") is False
+    assert is_well(examine(replace(around, roots=[str(tmp_path)])), "RemoveIPC")
+    (tmp_path / "linger" / "1234").touch()
+    assert is_well(examine(around), "RemoveIPC")
+
+
+@pytest.mark.parametrize(
+    ("number", "limit", "said"),
+    [
+        (resource.RLIMIT_FSIZE, 1 << 20, "size of a file at most 1.0 MiB"),
+        (resource.RLIMIT_AS, 1 << 33, "address space at most 8.0 GiB"),
+        (resource.RLIMIT_NOFILE, 64, "64 descriptors"),
+    ],
+)
+def test_limits_of_the_process_are_warned_of(
+    around: Surroundings, number: int, limit: int, said: str
+) -> None:
+    limits = {**around.limits, number: (limit, limit)}
+    one = of(examine(replace(around, limits=limits)), "limits")
+    assert (one.level, one.found) == ("warning", said)
+    assert "ulimit" in one.advice
+
+
+def test_the_least_memory_limit_of_the_cgroups_above_counts(
+    around: Surroundings, tmp_path: Path
+) -> None:
+    (tmp_path / "cgroups" / "a" / "memory.max").write_text(f"{64 << 20}\n")
+    (tmp_path / "cgroups" / "a" / "b" / "memory.max").write_text("max\n")
+    one = of(examine(around), "limits")
+    assert (one.level, one.found) == ("warning", "cgroup: at most 64.0 MiB of memory")
+
+
+def test_a_daemon_that_does_not_fit_is_told(
+    around: Surroundings, daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = daemons.start()
+    assert is_well(examine(around), "daemon")
+    elsewhere = of(examine(replace(around, roots=["/dev/shm/other"])), "daemon")
+    assert (elsewhere.level, "SHMRB_ROOT" in elsewhere.advice) == ("warning", True)
+    monkeypatch.setattr(surroundings, "__version__", "9.9")
+    assert "This is 9.9: restart the daemon" in of(examine(around), "daemon").advice
+    daemon.kill()
+    stale = of(examine(around), "daemon")
+    assert (stale.level, "shmrb serve" in stale.advice) == ("problem", True)
+
+
+def test_an_old_kernel_and_a_missing_ffmpeg_are_noted(around: Surroundings) -> None:
+    found = examine(replace(around, kernel="5.10.0-28-amd64"))
+    old = next(one for one in found if one.check == "versions")
+    assert (old.level, old.found) == ("note", "Linux 5.10.0-28-amd64")
+    assert of(found, "video").level == "note"
+
+
+def test_the_command_ends_with_1_only_if_there_is_a_problem(shmrb_: Shell, root: Path) -> None:
+    well = shmrb_("doctor")
+    assert well.code == exits.OK, well.out
+    assert re.search(rf"^ok +root: {root}", well.out, re.MULTILINE)
+    root.chmod(0o777)
+    ill = shmrb_("doctor", "--json")
+    assert ill.code == exits.FAILED
+    assert "problem" in {one["level"] for one in json.loads(ill.out)}
+    assert shmrb_("doctor", "--repair").code == exits.USAGE
+
+
+# One buffer
+
+
+def new(name: str = "a", **options: Any) -> shmrb.ReplayBuffer:
+    handle = shmrb.ReplayBuffer(
+        name, storage=shmrb.SharedStorage(64), schema=SCHEMA, format="numpy", **options
+    )
+    handle.extend({"uid": np.arange(40)})
+    return handle
+
+
+def write_until_told(buffer: str) -> None:
+    handle = shmrb.attach(buffer, format="numpy")
+    emit("attached")
+    handle.extend({"uid": np.arange(8)})
+    while handle.write_count < 30_000:
+        handle.extend({"uid": np.arange(8)})
+        handle.update_if_present(handle.sample(4), patch={"uid": np.zeros(4, np.int64)})
+    emit("written")
+    receive()
+    handle.close()
+
+
+def die_at(buffer: str, point: str) -> None:
+    handle = shmrb.attach(buffer, format="numpy", client_name="victim")
+    core.stop_at(point, "kill")
+    handle.extend({"uid": np.arange(8)})
+
+
+def test_a_buffer_in_full_use_keeps_its_rules(shmrb_: Shell, children: Children) -> None:
+    sampler = shmrb.PrioritizedSampler(alpha=0.6, beta=0.4)
+    with new(sampler=sampler):
+        writers = [children.start(write_until_told, buffer="a") for _ in range(2)]
+        for writer in writers:
+            writer.expect("attached")
+        for _ in range(5):
+            ended = shmrb_("doctor", "a")
+            assert ended.code == exits.OK, ended.out
+            assert "keeps its rules" in ended.out
+        for writer in writers:
+            writer.kill()
+
+
+@pytest.mark.parametrize("point", ["holding_lock", "mid_payload", "claimed", "head_moved"])
+def test_what_the_dead_left_is_found_and_mended(
+    shmrb_: Shell, children: Children, point: str
+) -> None:
+    with new() as handle:
+        victim = children.start(die_at, buffer="a", point=point)
+        assert victim.wait() == -signal.SIGKILL
+        found = json.loads(shmrb_("doctor", "a", "--json").out)["broken"]
+        assert any("victim" in one["got"] for one in found)
+        ended = shmrb_("doctor", "a")
+        assert ended.code == exits.FAILED
+        assert "shmrb doctor a --repair" in ended.out
+        mended = shmrb_("doctor", "a", "--repair")
+        assert mended.code == exits.OK, mended.out
+        assert "mended" in mended.out
+        assert shmrb_("doctor", "a").code == exits.OK
+        handle.extend({"uid": np.arange(8)})
+        assert len(handle) >= 40
+
+
+def poke(root: Path, name: str, file: str, offset: int, value: int, size: int) -> None:
+    with open(root / name / file, "r+b") as written:
+        written.seek(offset)
+        written.write(value.to_bytes(size, "little"))
+
+
+def lane_field(name: str, of: layout.Layout) -> tuple[int, int]:
+    offset, size = core.abi()["LaneBlock"]["fields"][name]
+    return of.regions["lanes"].offset + offset, size
+
+
+@pytest.mark.parametrize(
+    ("region", "value", "where", "mends"),
+    [
+        ("words", (5 << 20) | 1, "slot 0: expected an owner of a busy slot", False),
+        ("words", 0, "slot 0: expected a record under a live ticket", False),
+        ("owners", 0x0003_0005, "slot 0: expected a living owner", True),
+        ("sums.0", 1, "priority tree, level 0, node 0: expected sum", True),
+        ("holes", 7, "lane 0: expected 0 holes", True),
+        ("floor", 3, "lane 0: expected 0 <= floor", False),
+        ("lease", 0x0003_0005, "lane 0: expected a living leaseholder", False),
+        ("dirty", 1, "control lock: expected nothing half done", False),
+    ],
+)
+def test_what_no_shmrb_wrote_is_found(
+    shmrb_: Shell, root: Path, region: str, value: int, where: str, mends: bool
+) -> None:
+    with new(sampler=shmrb.PrioritizedSampler(alpha=0.6, beta=0.4)):
+        of = layout.parse_meta((root / "a" / "meta").read_bytes(), "meta").layout
+        if region in of.regions:
+            place = of.regions[region]
+            size = {"owners": 4}.get(region, 8)
+            poke(root, "a", place.file, place.offset, value, size)
+        elif region == "dirty":
+            lock = core.abi()["ControlBlock"]["fields"]["control_lock"][0]
+            poke(root, "a", "ctl", lock + core.abi()["LockBlock"]["fields"]["dirty"][0], value, 4)
+        else:
+            offset, size = lane_field(region, of)
+            poke(root, "a", "ctl", offset, value, size)
+        ended = shmrb_("doctor", "a")
+        assert ended.code == exits.FAILED
+        assert where in ended.out
+        repaired = shmrb_("doctor", "a", "--repair")
+        assert repaired.code == (exits.OK if mends else exits.FAILED), repaired.out
+        assert ("drop the buffer" in repaired.out) != mends
+
+
+def test_what_cannot_be_verified_has_its_exit_code(shmrb_: Shell, root: Path) -> None:
+    assert shmrb_("doctor", "nope").code == exits.NO_SUCH_BUFFER
+    assert shmrb_("create", "later", "--capacity", 10).code == exits.OK
+    assert shmrb_("doctor", "later").code == exits.OK
+    with new():
+        (root / "a" / "meta").chmod(0o600)
+        (root / "a" / "meta").write_bytes(b"x" * 8192)
+        assert shmrb_("doctor", "a").code == exits.UNREADABLE
