@@ -155,7 +155,7 @@ class Prefetcher:
 
     def __init__(self, consumer: Consumer, count: int) -> None:
         self._consumer = consumer
-        self._count = count
+        self.count = count
         self._owner = 0
         self._thread: threading.Thread | None = None
         self._shelf = _Shelf(count)
@@ -210,7 +210,7 @@ class Prefetcher:
         """The shelf of this process; what a fork brought along belongs to the parent."""
         with self._consumer.attachment.guard:
             if self._owner != os.getpid():
-                self._shelf, self._thread = _Shelf(self._count), None
+                self._shelf, self._thread = _Shelf(self.count), None
                 self._owner = os.getpid()
                 # A handle that is forgotten without being closed leaves no thread behind.
                 weakref.finalize(self, _stop, self._shelf, self._owner)

@@ -10,7 +10,7 @@ from shmrb.drawn import Drawn
 from shmrb.errors import SpecError
 from shmrb.parts import Parts
 from shmrb.placing import Placing
-from shmrb.prefetching import Prefetcher
+from shmrb.prefetching import Prefetcher, check_prefetch
 from shmrb.results import BufferStats
 from shmrb.spec import Sampler
 
@@ -141,6 +141,9 @@ class Sampling(Parts):
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Gives this handle another sampler; the former one. What was drawn ahead is dropped."""
+        if self._prefetcher is not None:
+            spec = self._attachment.spec.for_handle(sampler=sampler, batch_size=self.batch_size)
+            check_prefetch(self._prefetcher.count, spec)
         former = super().set_sampler(sampler)
         self._forget()
         return former
