@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shmrb import core as _core  # fails at once, and with the build command, if it was not built
+import shmrb.core  # noqa: F401  # not built? Fail at once, with the build command
 
 __version__ = "0.1.0"
 
@@ -89,9 +89,9 @@ _HOMES = {
     "errors": (
         "AlreadyExistsError AttachError CapacityError ClosedError CorruptionError DaemonError "
         "DeadlineError EmptyBufferError FileSystemError FormatMismatchError LaneBusyError "
-        "LimiterTimeoutError LockTimeoutError NoSuchBufferError NoTrajectoryError NoWindowError "
-        "NotReadyError PermissionDeniedError ReadOnlyError RecordError ShmrbError SpecError "
-        "StaleAttachmentError"
+        "LimiterTimeoutError LockTimeoutError NoSuchBufferError NoTrajectoryError "
+        "NoWindowError NotReadyError PermissionDeniedError ReadOnlyError RecordError ShmrbError "
+        "SpecError StaleAttachmentError"
     ),
     "lanes": "Lane",
     "parameters": "Parameters",

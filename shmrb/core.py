@@ -1,11 +1,11 @@
 """The native core: the only importer of the compiled module (floor F2).
 
-Algorithms, atomics, locks and copies lie in ``shmrb/native``; this module names them for Python. Calls of
-:class:`Segment` return ``(status, value, what, who, wake)``:
+Algorithms, atomics, locks and copies lie in ``shmrb/native``; this module names them for Python.
+Calls of :class:`Segment` return ``(status, value, what, who, wake)``:
 
 status
-    A :class:`Status`. ``AGAIN`` means that a time slice is over and nothing is held or changed: look at
-    the deadline and at signals, then call again.
+    A :class:`Status`. ``AGAIN`` means that a time slice is over and nothing is held or changed:
+    look at the deadline and at signals, then call again.
 value
     The call's own result.
 what, who
@@ -71,8 +71,8 @@ __all__ = [
 
 Outcome: TypeAlias = tuple[int, int, int, int, int]
 
-# A native wait ends after this long so that Python can look at signals and deadlines: short enough for Ctrl-C to
-# feel immediate, long enough to cost nothing.
+# A native wait ends after this long so that Python can look at signals and deadlines: short enough
+# for Ctrl-C to feel immediate, long enough to cost nothing.
 SLICE_NS = 50_000_000
 
 

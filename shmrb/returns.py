@@ -20,8 +20,9 @@ FACTOR = "bootstrap_factor"
 STEPS = "steps_to_next_obs"
 
 STORED_ONCE = (
-    "The schema has no 'next' fields, so what came next is read from the following record, and each "
-    "trajectory closes with one that only holds its final observation, as a producer writes it."
+    "The schema has no 'next' fields, so what came next is read from the following record, and "
+    "each trajectory closes with one that only holds its final observation, as a producer "
+    "writes it."
 )
 
 
