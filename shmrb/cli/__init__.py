@@ -69,11 +69,11 @@ def serve(context: typer.Context) -> None:
 
 
 @app.command(name="selftest")
-def run_selftest() -> None:
+def run_selftest(as_json: buffers.Json = False) -> None:
     """Check on this machine that processes share records and survive each other's death."""
     from shmrb.cli.selftest import run
 
-    raise typer.Exit(exits.OK if run() else exits.FAILED)
+    raise typer.Exit(exits.OK if run(as_json=as_json) else exits.FAILED)
 
 
 @app.command(add_help_option=False, context_settings=_RAW)

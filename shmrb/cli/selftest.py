@@ -6,11 +6,13 @@ needed.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -46,10 +48,33 @@ class CheckFailed(Exception):
     """What was expected and what was found instead."""
 
 
-def run() -> bool:
-    """Run every check, a line each; whether all passed."""
+@dataclass(frozen=True)
+class Outcome:
+    """How a check ended."""
+
+    passed: bool
+    title: str
+    detail: str
+
+
+def run(*, as_json: bool = False) -> bool:
+    """Run every check and print how it ended, a line each or one document; whether all passed."""
     root = names.creation_root()
-    print(f"selftest: format {core.FORMAT_NUMBER}, root {root}")
+    outcomes = []
+    if not as_json:
+        print(f"selftest: format {core.FORMAT_NUMBER}, root {root}")
+    for outcome in _outcomes(root):
+        outcomes.append(outcome)
+        if not as_json:
+            word = "ok  " if outcome.passed else "FAIL"
+            print(f"{word}  {outcome.title}: {outcome.detail}", flush=True)
+    if as_json:
+        checks = [asdict(outcome) for outcome in outcomes]
+        print(json.dumps({"format": core.FORMAT_NUMBER, "root": root, "checks": checks}))
+    return all(outcome.passed for outcome in outcomes)
+
+
+def _outcomes(root: str) -> Iterator[Outcome]:
     try:
         handle = ReplayBuffer(
             storage=SharedStorage(CAPACITY),
@@ -60,23 +85,21 @@ def run() -> bool:
             root=root,
         )
     except (ShmrbError, OSError) as error:
-        return _say(False, "a private buffer is created", str(error))
-    passed = [_say(True, "a private buffer is created", f"{CAPACITY} records")]
+        yield Outcome(False, "a private buffer is created", str(error))
+        return
+    yield Outcome(True, "a private buffer is created", f"{CAPACITY} records")
     directory = Root(root).require(handle.name).path
     try:
-        passed += [
-            _check("writers in other processes share it", lambda: _share(handle)),
-            _check("a reader in another process draws whole records", lambda: _read(handle)),
-            _check("the lock of a dead owner is taken over", lambda: _outlive_owner(handle)),
-            _check(
-                "a writer that died half-way loses only its own records",
-                lambda: _outlive_writer(handle),
-            ),
-        ]
+        yield _check("writers in other processes share it", lambda: _share(handle))
+        yield _check("a reader in another process draws whole records", lambda: _read(handle))
+        yield _check("the lock of a dead owner is taken over", lambda: _outlive_owner(handle))
+        yield _check(
+            "a writer that died half-way loses only its own records",
+            lambda: _outlive_writer(handle),
+        )
     finally:
         handle.close()
-    passed.append(_check("nothing is left behind", lambda: _look_for_remains(directory)))
-    return all(passed)
+    yield _check("nothing is left behind", lambda: _look_for_remains(directory))
 
 
 def _share(handle: ReplayBuffer) -> str:
@@ -192,13 +215,8 @@ def _expect(child: Any, code: int) -> None:
         raise CheckFailed(f"{expected}, got {found}")
 
 
-def _check(title: str, check: Callable[[], str]) -> bool:
+def _check(title: str, check: Callable[[], str]) -> Outcome:
     try:
-        return _say(True, title, check())
+        return Outcome(True, title, check())
     except (CheckFailed, ShmrbError, OSError) as error:
-        return _say(False, title, str(error))
-
-
-def _say(passed: bool, title: str, detail: str) -> bool:
-    print(f"{'ok  ' if passed else 'FAIL'}  {title}: {detail}", flush=True)
-    return passed
+        return Outcome(False, title, str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -114,6 +115,15 @@ def test_selftest_passes_without_torch(
     assert len(lines) == 7
     assert all(line.startswith("ok    ") for line in lines[1:])
     assert [path.name for path in root.iterdir()] == [".lock"]
+
+
+def test_selftest_has_json_too(shmrb_: Shell, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    ends = [selftest.Outcome(True, "one", "fine"), selftest.Outcome(False, "two", "expected more")]
+    monkeypatch.setattr(selftest, "_outcomes", lambda _root: iter(ends))
+    ended = shmrb_("selftest", "--json")
+    assert ended.code == exits.FAILED
+    document = json.loads(ended.out)
+    assert (document["root"], document["checks"][1]["detail"]) == (str(root), "expected more")
 
 
 def test_selftest_fails_loudly_where_nobody_dies_at_the_named_point(children: Children) -> None:

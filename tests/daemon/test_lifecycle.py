@@ -23,6 +23,7 @@ from shmrbd import EXIT_TAKEN
 from shmrbd.signals import STOPS, Signals
 
 SCHEMA = {"uid": "int64"}
+LONG = [pytest.mark.long, pytest.mark.watchdog(900)]
 
 
 def client() -> Client:
@@ -33,8 +34,9 @@ def socket_path() -> Path:
     return Path(os.environ["SHMRB_SOCKET"])
 
 
-def test_attach_works_at_the_moment_of_ready(daemons: Daemons) -> None:
-    for round_ in range(10):
+@pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=LONG)])
+def test_attach_works_at_the_moment_of_ready(daemons: Daemons, rounds: int) -> None:
+    for round_ in range(rounds):
         child = daemons.start(abstract=round_ % 2 == 1)
         with client() as asking:
             handle = asking.create(
@@ -83,8 +85,9 @@ def write_on(buffer: str) -> None:
     handle.close()
 
 
+@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=LONG)])
 def test_clients_go_on_while_the_daemon_is_killed_and_restarted(
-    daemons: Daemons, children: Children
+    daemons: Daemons, children: Children, rounds: int
 ) -> None:
     child = daemons.start()
     with client() as asking:
@@ -93,7 +96,7 @@ def test_clients_go_on_while_the_daemon_is_killed_and_restarted(
         )
     writer = children.start(write_on, buffer="exp/replay")
     writer.expect("attached")
-    for round_ in range(5):
+    for round_ in range(rounds):
         # Killed while it writes; it goes on before and after a new daemon is there.
         writer.send("go")
         child.kill()
