@@ -210,7 +210,7 @@ class Consuming:
 
         def take(segment: Segment) -> core.Outcome:
             return segment.take(
-                attachment.rng, int(self._kind), count, wish.hold, wish.cost, *places, SLICE_NS
+                attachment.rng, int(self._kind), count, wish.cost, *places, SLICE_NS
             )
 
         call = Call("sample", wish.cost * count, Bell.RECORDS, waits)

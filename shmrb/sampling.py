@@ -42,7 +42,7 @@ class Sampling(Parts):
             out: an earlier batch of this size and form; its memory is used again, and it is what
                 is returned, unless transforms or a short last batch make another.
             hold: with consumption, keep the records taken until `ack(batch)`; should this client
-                end before, others get them. Without it they are gone as soon as they are drawn.
+                end before, others get them. Without it they count as drawn when this call returns.
             device: where a TensorDict's tensors go; None: they stay on the CPU.
             pin_memory: copy them into page-locked memory first, from which a device copies while
                 the program goes on.

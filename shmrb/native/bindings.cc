@@ -229,7 +229,7 @@ NB_MODULE(_native, m) {
            "version"_a, "cost"_a, "slice_ns"_a)
       .def("windows", &windows, "rng"_a, "kind"_a, "count"_a, "shape"_a, "outputs"_a, "anchors"_a, "index"_a,
            "generation"_a, "valid"_a, "weights"_a, "cost"_a, "slice_ns"_a)
-      .def("take", &take_some, "rng"_a, "kind"_a, "count"_a, "hold"_a, "cost"_a, "slots"_a, "generations"_a,
+      .def("take", &take_some, "rng"_a, "kind"_a, "count"_a, "cost"_a, "slots"_a, "generations"_a,
            "slice_ns"_a)
       .def("end_takes", &end_takes_of, "back"_a, "index"_a, "count"_a, "generation"_a, "verdicts"_a, "slice_ns"_a)
       .def("consumption", &consumption)

@@ -118,11 +118,11 @@ inline nb::tuple windows(Segment& s, Stream& stream, int kind, int64_t count, co
 }
 
 // `kind`: TakeKind. `cost`: what the limiter is charged for a record.
-inline nb::tuple take_some(Segment& s, Stream& stream, int kind, int64_t count, bool hold, uint32_t cost,
+inline nb::tuple take_some(Segment& s, Stream& stream, int kind, int64_t count, uint32_t cost,
                               uint64_t slots, uint64_t generations, int64_t slice_ns) {
   return change_call(s, [&](const View& view) -> Outcome {
     if (kind < 0 || kind > 2 || count < 1 || count > UINT32_MAX || cost >= kMovingBit) return {kCorrupt, 0, kNothing, 0, 0};
-    Wish wish{static_cast<TakeKind>(kind), count, hold, cost};
+    Wish wish{static_cast<TakeKind>(kind), count, cost};
     return take(view, stream.fork(), wish, at<int64_t>(slots), at<int64_t>(generations), deadline(slice_ns));
   });
 }

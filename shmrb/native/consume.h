@@ -37,11 +37,11 @@ inline void return_records(const View& view, const std::vector<int64_t>& slots) 
 }
 
 // REQUIRES: the control lock is held. Takes records for this client; a death in the middle takes none.
-inline void take_records(const View& view, const std::vector<int64_t>& slots, bool hold, uint32_t cost) {
+inline void take_records(const View& view, const std::vector<int64_t>& slots, uint32_t cost) {
   Consumption consumption = view.consumption();
   order::publish(consumption.moving(), uint64_t{kNotTaken});
   for (size_t i = 0; i < slots.size(); ++i) {
-    consumption.take(slots[i], view.token | (hold ? kHoldBit : 0u), cost);
+    consumption.take(slots[i], view.token, cost);
     if (i == 0) stopping::at(stopping::kMidTake);
   }
   move_credit(view, static_cast<int64_t>(cost) * static_cast<int64_t>(slots.size()), kAreTaken);
@@ -49,37 +49,28 @@ inline void take_records(const View& view, const std::vector<int64_t>& slots, bo
   order::publish(consumption.moving(), uint64_t{kNothingMoves});
 }
 
-// REQUIRES: the control lock is held. What clients that are gone had taken: held records may be drawn again, and what the
-// limiter was charged for them goes back; the others count as drawn. `look`: even if nobody said that one is gone. Returns
-// how many were given back.
+// REQUIRES: the control lock is held. Gives back what clients that are gone had taken. `look`: even if nobody said that
+// one is gone. Returns how many records that were.
 inline int64_t settle_holders(const View& view, bool look) {
   ConsumptionBlock& block = view.control->consumption;
   Consumption consumption = view.consumption();
   bool told = order::observe(&block.holders_stale) != 0;
   if (!told && !(look && consumption.held() > 0)) return 0;
-  std::vector<int64_t> held, lost;
+  std::vector<int64_t> left;
   uint32_t known = 0;
   bool known_to_live = false;
   for (int64_t slot = 0; slot < view.capacity; ++slot) {
     uint32_t holder = consumption.holder(slot);
-    uint32_t token = holder & ~kHoldBit;
-    if (token == 0) continue;
-    if (token != known) {
-      known = token;
-      known_to_live = view.liveness.alive(token);
+    if (holder == 0) continue;
+    if (holder != known) {
+      known = holder;
+      known_to_live = view.liveness.alive(holder);
     }
-    if (!known_to_live) (holder & kHoldBit ? held : lost).push_back(slot);
+    if (!known_to_live) left.push_back(slot);
   }
-  return_records(view, held);
-  if (!lost.empty()) {
-    Disagreeing disagreeing(view);
-    for (size_t i = 0; i < lost.size(); ++i) {
-      consumption.finish(lost[i]);
-      if (i == 0) stopping::at(stopping::kMidSettle);
-    }
-  }
+  return_records(view, left);
   if (told) order::publish(&block.holders_stale, uint64_t{0});
-  return static_cast<int64_t>(held.size());
+  return static_cast<int64_t>(left.size());
 }
 
 // What stands in the way of a draw that found too little.
@@ -133,7 +124,6 @@ inline void choose_in_order(const View& view, bool oldest_first, int64_t count, 
 struct Wish {
   TakeKind kind;
   int64_t count;
-  bool hold;      // give back when this client dies
   uint32_t cost;  // what the limiter is charged for each record
 };
 
@@ -171,7 +161,7 @@ inline Outcome take(const View& view, Random random, const Wish& wish, int64_t* 
     bool limited = limits_apply(view);
     if (chosen.empty()) return {limited ? kLimited : kEmpty, 0, kNothing, 0, wake};
     if (limited && !may_sample(view, cost)) return {kLimited, 0, kNothing, 0, wake};
-    take_records(view, chosen, wish.hold, limited ? wish.cost : 0u);
+    take_records(view, chosen, limited ? wish.cost : 0u);
     for (size_t i = 0; i < chosen.size(); ++i) {
       slots[i] = chosen[i];
       generations[i] = static_cast<int64_t>(word_generation(order::observe(&view.words[chosen[i]]))) - 1;
@@ -186,7 +176,7 @@ inline Outcome take(const View& view, Random random, const Wish& wish, int64_t* 
 
 // Does this client hold that record?
 inline bool has_taken(const View& view, int64_t slot, int64_t generation) {
-  if (!view.in_range(slot) || (view.consumption().holder(slot) & ~kHoldBit) != view.token) return false;
+  if (!view.in_range(slot) || view.consumption().holder(slot) != view.token) return false;
   uint64_t word = order::observe(&view.words[slot]);
   return static_cast<int64_t>(word_generation(word)) - 1 == generation && holds_record(view, slot, word);
 }
@@ -227,7 +217,7 @@ inline bool give_all_back(const View& view, int64_t deadline_ns) {
   if (view.consumption().held() == 0) return true;
   std::vector<int64_t> slots, generations;
   for (int64_t slot = 0; slot < view.capacity; ++slot) {
-    if ((view.consumption().holder(slot) & ~kHoldBit) != view.token) continue;
+    if (view.consumption().holder(slot) != view.token) continue;
     slots.push_back(slot);
     generations.push_back(static_cast<int64_t>(word_generation(order::observe(&view.words[slot]))) - 1);
   }

@@ -1,7 +1,8 @@
 // Records that are gone after so many draws, under the control lock.
 //
 // A consumer takes records (nobody else draws them), copies them, and finishes them; only then does a slot become free for
-// the next write. What a dead client had taken is finished by whoever notices, or given back if it was taken to hold.
+// the next write, and only then are the records given to the user, unless he asked to finish them himself. What a dead
+// client had taken and not finished is given back by whoever notices.
 // `members` is the dense set of records that may be drawn, for uniform choice; the links order all records that are not
 // consumed, for FIFO and LIFO; `freed` queues slots without a record, for the next writes. These lists follow from the
 // words, counts, holders and arrivals, and are made anew from them when somebody died while they were changing.
@@ -16,7 +17,6 @@
 
 namespace shmrb {
 
-constexpr uint32_t kHoldBit = 0x8000'0000u;    // in a holder: the record goes back when its client dies
 constexpr uint32_t kMovingBit = 0x8000'0000u;  // in a cost: the record is on its way to its holder, or back
 
 // A take and the limiter's charge for it are one change of many words, and so is giving back: the records of one call are
@@ -30,7 +30,7 @@ enum Moving : uint64_t {
 // All of `capacity` elements.
 struct ConsumptionArrays {
   uint32_t* counts = nullptr;   // draws of the record so far
-  uint32_t* holders = nullptr;  // token of the client that took the record, with kHoldBit; 0 nobody
+  uint32_t* holders = nullptr;  // token of the client that took the record; 0 nobody
   uint32_t* costs = nullptr;    // what the limiter was charged for that
   int64_t* arrivals = nullptr;  // number of the record's arrival; once it is consumed, of that
   int64_t* members = nullptr;   // [0, block.members): slots that may be drawn

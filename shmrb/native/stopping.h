@@ -48,7 +48,6 @@ enum Point : int {
   kTaken,             // consumption: records are taken, nothing copied
   kMidFinish,         // consumption: the first record of a draw is finished, the others not
   kMidReturn,         // consumption: the first record is given back, the others not
-  kMidSettle,         // consumption: the first record of a dead client's is finished, the others not
   kPoints,
 };
 
@@ -56,7 +55,7 @@ inline constexpr const char* kNames[kPoints] = {
     "holding_lock", "claimed", "mid_mark", "reserved", "head_moved", "mid_payload", "before_commit", "mid_commit",
     "committed", "notifying", "update_claimed", "update_marked", "update_mid_payload", "update_before_commit",
     "empty_journalled", "empty_mid_apply", "charged", "drawn", "mid_leaves", "mid_tree", "byte_taken", "epoch_moved", "recovering", "recovered",
-    "waiting", "leased", "sized", "filled", "declared", "dropping", "mid_take", "taken", "mid_finish", "mid_return", "mid_settle"};
+    "waiting", "leased", "sized", "filled", "declared", "dropping", "mid_take", "taken", "mid_finish", "mid_return"};
 
 enum Action : int { kPause, kStop, kKill };
 

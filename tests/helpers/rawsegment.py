@@ -396,14 +396,12 @@ class RawSegment:
         )
         return outcome, verdicts
 
-    def take(
-        self, count: int, kind: int = 0, *, hold: bool = False, cost: int = 0
-    ) -> tuple[Outcome, Array, Array]:
+    def take(self, count: int, kind: int = 0, *, cost: int = 0) -> tuple[Outcome, Array, Array]:
         """The outcome, and slots and generations of what was taken."""
         stamps = np.full((2, count), -7, np.int64)
         where = _address(stamps[0]), _address(stamps[1])
         segment = self.segment
-        outcome = segment.take(self.rng, kind, count, hold, cost, *where, core.SLICE_NS)
+        outcome = segment.take(self.rng, kind, count, cost, *where, core.SLICE_NS)
         taken = outcome[1] if outcome[0] == Status.OK else 0
         return outcome, stamps[0, :taken], stamps[1, :taken]
 

@@ -91,45 +91,29 @@ def recover(member: RawSegment) -> None:
     ok(finish(member.segment.recover))
 
 
-def _take(member: RawSegment, hold: bool) -> tuple[np.ndarray, np.ndarray]:
+def take(member: RawSegment) -> tuple[np.ndarray, np.ndarray]:
     while True:
-        outcome, slots, generations = member.take(
-            TAKEN_AT_ONCE, TakeKind.OLDEST_FIRST, hold=hold, cost=1
-        )
+        outcome, *taken = member.take(TAKEN_AT_ONCE, TakeKind.OLDEST_FIRST, cost=1)
         if outcome[0] != core.Status.AGAIN:
             ok(outcome)
-            return slots, generations
-
-
-def take(member: RawSegment) -> None:
-    _take(member, False)
-
-
-def hold(member: RawSegment) -> None:
-    _take(member, True)
+            return taken[0], taken[1]
 
 
 def consume(member: RawSegment) -> None:
-    slots, generations = _take(member, False)
+    slots, generations = take(member)
     ok(finish(lambda: member.read(slots)[0]))
     assert member.end_takes(slots, generations).all()
 
 
-def acknowledge(member: RawSegment) -> None:
-    slots, generations = _take(member, True)
-    assert member.end_takes(slots, generations).all()
-
-
 def give_back(member: RawSegment) -> None:
-    slots, generations = _take(member, True)
-    assert member.end_takes(slots, generations, back=True).all()
+    assert member.end_takes(*take(member), back=True).all()
 
 
 def nothing(_: RawSegment) -> None:
     """Only attaches."""
 
 
-DEEDS: dict[str, Callable[[RawSegment], None]] = {
+DEEDS: dict[str, Callable[[RawSegment], object]] = {
     deed.__name__: deed
     for deed in (
         write,
@@ -146,9 +130,7 @@ DEEDS: dict[str, Callable[[RawSegment], None]] = {
         reap,
         recover,
         take,
-        hold,
         consume,
-        acknowledge,
         give_back,
         nothing,
     )

@@ -1,6 +1,6 @@
 """A client of a consuming ring is killed at every point that it passes.
 
-Without hold a record is given out at most once, with it no record is lost; no slot stays unusable,
+A record is lost only once it is finished, and then it does not come again; no slot stays unusable,
 and the limiter's credit is that of the records.
 """
 
@@ -21,13 +21,7 @@ from helpers.victims import TAKEN_AT_ONCE, VICTIMS_UIDS, WRITTEN_AT_ONCE, victim
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
 
 CAPACITY = 12
-TAKES = {
-    "holding_lock": 0,
-    "mid_take": 0,
-    "empty_journalled": TAKEN_AT_ONCE,
-    "empty_mid_apply": TAKEN_AT_ONCE,
-    "taken": TAKEN_AT_ONCE,
-}
+TAKES = ["holding_lock", "mid_take", "empty_journalled", "empty_mid_apply", "taken"]
 # Where a write stands when its rows are counted, and how many it has published.
 WRITES = {
     "holding_lock": 0,
@@ -57,24 +51,22 @@ def kill_at(
 
 @pytest.mark.parametrize("first", ["drain", "reap", "write"])
 @pytest.mark.parametrize("point", TAKES)
-@pytest.mark.parametrize("deed", ["take", "hold"])
-def test_who_takes_dies(children: Children, root: Path, deed: str, point: str, first: str) -> None:
+def test_who_takes_dies(children: Children, root: Path, point: str, first: str) -> None:
     ledger = Ledger(root / "ring")
     ledger.write(range(CAPACITY - 2))
-    kill_at(children, ledger, deed, point)
+    kill_at(children, ledger, "take", point)
     if first == "reap":
         ok(finish(ledger.survivor.segment.reap))
     elif first == "write":
         ledger.write([100])
-    lost = range(TAKES[point]) if deed == "take" else ()
-    ledger.verify(lost)
+    ledger.verify()
 
 
 @pytest.mark.parametrize(
     ("deed", "point", "passes", "done"),
     [
-        ("consume", "mid_finish", 1, TAKEN_AT_ONCE),
-        ("acknowledge", "mid_finish", 1, 1),
+        ("consume", "drawn", 1, 0),
+        ("consume", "mid_finish", 1, 1),
         # The first journal is that of the take.
         ("give_back", "empty_journalled", 2, 0),
         ("give_back", "empty_mid_apply", 3, 0),
@@ -122,21 +114,18 @@ def test_a_writer_dies(
             ledger.verify((), rows[:published])
 
 
-@pytest.mark.parametrize("deed", ["take", "hold"])
 @pytest.mark.parametrize(("second", "hint"), [("reap", 2), ("nothing", 1), ("take", 2)])
 def test_who_settles_for_the_dead_dies(
-    children: Children, root: Path, deed: str, second: str, hint: int
+    children: Children, root: Path, second: str, hint: int
 ) -> None:
     ledger = Ledger(root / "ring")
     ledger.write(range(2 * TAKEN_AT_ONCE if second == "take" else CAPACITY))
-    kill_at(children, ledger, deed, "taken")
+    kill_at(children, ledger, "take", "taken")
     if second == "take":
         # Only an empty buffer is reason enough to look for the dead.
-        kill_at(children, ledger, deed, "taken", hint=3)
-    point = "mid_settle" if deed == "take" else "mid_return"
-    kill_at(children, ledger, second, point, hint=hint)
-    dead = 2 if second == "take" else 1
-    ledger.verify(range(dead * TAKEN_AT_ONCE) if deed == "take" else ())
+        kill_at(children, ledger, "take", "taken", hint=3)
+    kill_at(children, ledger, second, "mid_return", hint=hint)
+    ledger.verify()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +136,7 @@ def test_who_empties_dies(children: Children, root: Path, point: str, passes: in
     ledger = Ledger(root / "ring", REFILLED)
     ledger.write(range(CAPACITY))
     ledger.consume(4)
-    held = ledger.survivor.take(2, hold=True)
+    held = ledger.survivor.take(2)
     kill_at(children, ledger, "empty", point, passes)
     if point != "holding_lock":
         ledger.there = []
@@ -165,7 +154,7 @@ def test_who_empties_dies(children: Children, root: Path, point: str, passes: in
 def test_a_stopped_consumer_keeps_what_it_took(children: Children, root: Path) -> None:
     ledger = Ledger(root / "ring")
     ledger.write(range(CAPACITY))
-    arguments = {"folder": str(ledger.folder), "deed": "hold", "point": "taken", "action": "stop"}
+    arguments = {"folder": str(ledger.folder), "deed": "take", "point": "taken", "action": "stop"}
     child = children.start(victim, method="fork", hint=1, **arguments)
     child.wait_stopped()
     assert sorted(ledger.drain()) == list(range(TAKEN_AT_ONCE, CAPACITY))

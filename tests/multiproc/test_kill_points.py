@@ -55,7 +55,7 @@ RECOVERY_POINTS = ["byte_taken", "epoch_moved", "recovering", "recovered"]
 JOURNAL_POINTS = ["empty_journalled", "empty_mid_apply"]
 OTHER_POINTS = ["mid_tree", "charged", "drawn", "waiting", "notifying", "leased"]
 # In test_consumption_kills.py.
-CONSUMPTION_POINTS = ["mid_take", "taken", "mid_finish", "mid_return", "mid_settle"]
+CONSUMPTION_POINTS = ["mid_take", "taken", "mid_finish", "mid_return"]
 # Passed by the floors above the native core, in their own tests.
 POINTS_ABOVE = ["sized", "filled", "declared", "dropping"]
 

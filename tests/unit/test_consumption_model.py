@@ -140,12 +140,9 @@ class Consumption(RuleBasedStateMachine):
         client=st.sampled_from(CLIENTS),
         kind=st.sampled_from([UNIFORM, OLDEST, NEWEST]),
         count=st.integers(1, 6),
-        hold=st.booleans(),
     )
-    def take(self, client: str, kind: int, count: int, hold: bool) -> None:
-        outcome, slots, generations = self.clients[client].take(
-            count, kind, hold=hold, cost=self.cost
-        )
+    def take(self, client: str, kind: int, count: int) -> None:
+        outcome, slots, generations = self.clients[client].take(count, kind, cost=self.cost)
         there = [record.slot for record in self.model.drawable()]
         if not there:
             assert outcome[0] in (Status.EMPTY, Status.LIMITED)
