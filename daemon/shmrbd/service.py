@@ -13,6 +13,7 @@ from functools import partial
 
 from shmrb.errors import ShmrbError
 from shmrb.segment.directory import Root
+from shmrb.segment.logind import Logind
 from shmrbd import doors, events, handlers
 from shmrbd.config import Config, Settings
 from shmrbd.events import EventLog
@@ -54,6 +55,7 @@ def serve(config: Config, read_again: Callable[[], Config]) -> None:
         _listener(passed.control, config.socket, root.mode) as listener,
         Registry(root, journal, settings, notifier.working) as registry,
     ):
+        warn_of_logind(journal, config.root, os.geteuid(), Logind())
         notifier.working("looking for buffers")
         janitor = Janitor(registry, settings, journal)
         janitor.act()
@@ -89,6 +91,18 @@ def serve(config: Config, read_again: Callable[[], Config]) -> None:
             scrape.close()
         server.close()
     journal.record("stopped")
+
+
+def warn_of_logind(journal: EventLog, root: str, uid: int, logind: Logind) -> None:
+    """Say so at the start when all buffers will be gone after the last logout."""
+    verdict = logind.verdict([root], uid)
+    if verdict.removes:
+        journal.record(
+            "at_risk",
+            level=logging.WARNING,
+            reason=verdict.reason,
+            advice="loginctl enable-linger, or run as a system user; shmrb doctor tells more",
+        )
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from shmrb.client import connect
 from shmrb.errors import FileSystemError, ShmrbError
 from shmrb.segment import names
 from shmrb.segment.filesystem import check_file_system, file_system
+from shmrb.segment.logind import Logind
 
 Level = Literal["ok", "note", "warning", "problem"]
 
@@ -55,16 +56,7 @@ class Surroundings:
     sockets: Sequence[str]
     uid: int = field(default_factory=os.geteuid)
     shared_memory: str = names.SHARED_MEMORY
-    # In the order in which a later one overrides an earlier one.
-    logind: Sequence[str] = (
-        "/usr/lib/systemd/logind.conf",
-        "/usr/lib/systemd/logind.conf.d",
-        "/etc/systemd/logind.conf",
-        "/run/systemd/logind.conf.d",
-        "/etc/systemd/logind.conf.d",
-    )
-    linger: str = "/var/lib/systemd/linger"
-    systemd: str = "/run/systemd/system"
+    logind: Logind = field(default_factory=Logind)
     own_cgroup: str = "/proc/self/cgroup"
     cgroups: str = "/sys/fs/cgroup"
     limits: Mapping[int, tuple[int, int]] = field(
@@ -153,24 +145,15 @@ def _proof_of_life(root: str, shown: str) -> Advice:
 
 def check_remove_ipc(around: Surroundings) -> Iterator[Advice]:
     """Does logind remove this user's buffers at the last logout?"""
-    below = [root for root in around.roots if _is_below(root, around.shared_memory)]
-    if around.uid < names.FIRST_PERSON_UID:
-        yield Advice("RemoveIPC", "ok", f"uid {around.uid} is a system user's: logind leaves it")
-    elif not os.path.isdir(around.systemd):
-        yield Advice("RemoveIPC", "ok", "systemd does not run here")
-    elif not below:
-        yield Advice("RemoveIPC", "ok", "no root lies in shared memory")
-    elif (setting := _remove_ipc(around.logind)) == "no":
-        yield Advice("RemoveIPC", "ok", "RemoveIPC=no in logind.conf")
-    elif os.path.exists(os.path.join(around.linger, _user(around.uid))):
-        yield Advice("RemoveIPC", "ok", f"{_user(around.uid)} lingers")
+    verdict = around.logind.verdict(around.roots, around.uid)
+    advice = (
+        "Run the daemon as a system user (systemd/shmrbd.service), or loginctl enable-linger, or "
+        "RemoveIPC=no in /etc/systemd/logind.conf."
+    )
+    if verdict.removes:
+        yield Advice("RemoveIPC", "warning", verdict.reason, advice)
     else:
-        found = f"RemoveIPC={setting}: logind removes {below[0]} when the last session ends"
-        advice = (
-            "Run the daemon as a system user (systemd/shmrbd.service), or loginctl enable-linger, "
-            "or RemoveIPC=no in /etc/systemd/logind.conf."
-        )
-        yield Advice("RemoveIPC", "warning", found, advice)
+        yield Advice("RemoveIPC", "ok", verdict.reason)
 
 
 def check_limits(around: Surroundings) -> Iterator[Advice]:
@@ -255,23 +238,6 @@ CHECKS: tuple[Callable[[Surroundings], Iterator[Advice]], ...] = (
 )
 
 
-def _remove_ipc(files: Sequence[str]) -> str:
-    """The setting as logind would read it; yes unless a file says otherwise."""
-    setting = "yes"
-    for place in map(Path, files):
-        for file in sorted(place.glob("*.conf")) if place.is_dir() else [place]:
-            try:
-                lines = file.read_text(errors="replace").splitlines()
-            except OSError:
-                continue
-            for line in lines:
-                key, _, value = line.partition("=")
-                if key.strip() == "RemoveIPC":
-                    is_no = value.strip().lower() in ("no", "false", "off", "0", "n", "f")
-                    setting = "no" if is_no else "yes"
-    return setting
-
-
 def _cgroup_limit(around: Surroundings) -> int | None:
     """The least memory.max of our cgroup (version 2) and those above it."""
     try:
@@ -290,10 +256,6 @@ def _cgroup_limit(around: Surroundings) -> int | None:
             limits.append(int(text))
         place = place.parent
     return min(limits, default=None)
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return os.path.realpath(path).startswith(os.path.realpath(directory) + os.sep)
 
 
 def _version(package: str) -> str:

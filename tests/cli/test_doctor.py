@@ -23,6 +23,7 @@ from shmrb import core
 from shmrb.cli import exits, surroundings
 from shmrb.cli.surroundings import Advice, Surroundings, examine
 from shmrb.segment import layout
+from shmrb.segment.logind import Logind
 
 Shell = Callable[..., Any]
 
@@ -44,9 +45,12 @@ def around(root: Path, tmp_path: Path) -> Surroundings:
         sockets=[os.environ["SHMRB_SOCKET"]],
         uid=1234,
         shared_memory=str(root.parent),
-        logind=[str(tmp_path / "logind.conf"), str(tmp_path / "logind.conf.d")],
-        linger=str(tmp_path / "linger"),
-        systemd=str(tmp_path / "systemd"),
+        logind=Logind(
+            files=[str(tmp_path / "logind.conf"), str(tmp_path / "logind.conf.d")],
+            linger=str(tmp_path / "linger"),
+            systemd=str(tmp_path / "systemd"),
+            shared_memory=str(root.parent),
+        ),
         own_cgroup=str(cgroup),
         cgroups=str(tmp_path / "cgroups"),
         limits=dict.fromkeys(LIMITS, UNLIMITED),
@@ -164,8 +168,8 @@ def test_remove_ipc_is_read_as_logind_reads_it(
 
 def test_remove_ipc_concerns_nobody_else(around: Surroundings, tmp_path: Path) -> None:
     assert is_well(examine(replace(around, uid=999)), "RemoveIPC")
-    assert is_well(examine(replace(around, systemd="/nonexistent")), "RemoveIPC")
-    assert is_well(examine(replace(around, shared_memory="/dev")), "RemoveIPC") is False
+    elsewhere = replace(around.logind, systemd="/nonexistent")
+    assert is_well(examine(replace(around, logind=elsewhere)), "RemoveIPC")
     assert is_well(examine(replace(around, roots=[str(tmp_path)])), "RemoveIPC")
     (tmp_path / "linger" / "1234").touch()
     assert is_well(examine(around), "RemoveIPC")

@@ -91,6 +91,8 @@ def test_a_buffers_numbers_are_those_of_its_stats(
         found = samples(client.metrics())
         stats = client.stats("exp/replay")
         names = {one.name: one for one in client.list()}
+    # Every counter of the core is told.
+    assert {*metrics._COUNTERS, "blocked_ns"} == set(stats.counters)
     for counter, (name, _) in metrics._COUNTERS.items():
         assert found[f"shmrb_buffer_{name}_total", "exp/replay"] == stats.counters[counter], name
     assert found["shmrb_buffer_records_inserted_total", "exp/replay"] == 20

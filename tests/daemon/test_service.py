@@ -22,7 +22,9 @@ from helpers.child import emit, receive
 from helpers.daemons import Daemons, Manager
 from helpers.procs import Child, Children, until
 from shmrb.errors import CapacityError, DaemonError, PermissionDeniedError, SpecError
-from shmrbd import EXIT_USAGE, doors
+from shmrb.segment.logind import Logind
+from shmrbd import EXIT_USAGE, doors, service
+from shmrbd.events import EventLog
 
 STORAGE = shmrb.SharedStorage(64)
 SCHEMA = {"uid": "int64"}
@@ -380,6 +382,17 @@ def test_who_came_left_died_and_was_repaired_is_told(daemons: Daemons, children:
             last.number - 1,
             last.number,
         ]
+
+
+def test_a_root_that_logind_will_remove_is_warned_of_at_the_start(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    around = Logind(files=[], linger="/none", systemd=str(tmp_path), shared_memory=str(root.parent))
+    for uid, expected in ((999, 0), (1234, 1)):
+        journal = EventLog()
+        service.warn_of_logind(journal, str(root), uid, around)
+        assert journal.totals["at_risk"] == expected
+    assert "RemoveIPC=yes: logind removes" in caplog.text
 
 
 def test_on_journald_every_line_has_its_level(daemons: Daemons, tmp_path: Path) -> None:
