@@ -5,14 +5,14 @@ Names are loaded when they are used: importing shmrb loads neither torch nor ten
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib
+import typing
 
 import shmrb.core  # noqa: F401  # not built? Fail at once, with the build command
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from shmrb.buffer import ReplayBuffer, attach
     from shmrb.client import Client, connect
     from shmrb.errors import (
@@ -184,11 +184,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     module = _HOME_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'shmrb' has no attribute {name!r}")
-    value = getattr(import_module(f"shmrb.{module}"), name)
+    value = getattr(importlib.import_module(f"shmrb.{module}"), name)
     globals()[name] = value
     return value
 

@@ -12,6 +12,8 @@ import pytest
 from helpers.paths import CHECKOUT
 
 CEILING = 450
+# A table of cases may be longer than what it tests.
+TEST_CEILING = 600
 SOURCES = {".py", ".pyi", ".h", ".cc"}
 NATIVE = {".h", ".cc"}
 
@@ -39,7 +41,7 @@ def _in_library(path: PurePosixPath) -> bool:
     return path.parts[0] in ("shmrb", "daemon")
 
 
-DOORWAY = {"bindings.cc", "geometry.h", "reports.h"}
+DOORWAY = {"bindings.cc", "calls.h", "geometry.h", "reports.h"}
 
 
 def memory_order_in_one_header(path: PurePosixPath, text: str) -> str:
@@ -64,9 +66,10 @@ def no_pickle(path: PurePosixPath, text: str) -> str:
 
 def short_file(path: PurePosixPath, text: str) -> str:
     lines = text.count("\n")
+    ceiling = TEST_CEILING if path.parts[0] == "tests" else CEILING
     generated = path.name == "_native.pyi"
-    if path.suffix in SOURCES and not generated and lines > CEILING:
-        return f"has {lines} lines, at most {CEILING}: find the two names in it"
+    if path.suffix in SOURCES and not generated and lines > ceiling:
+        return f"has {lines} lines, at most {ceiling}: find the two names in it"
     return ""
 
 

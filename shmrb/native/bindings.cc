@@ -157,6 +157,8 @@ void label_wait(Segment& s, uint32_t what) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // A process may end while threads still wait in here; what they hold is not leaked, it ends with the process.
+  nb::set_leak_warnings(false);
   m.doc() = "Shared-memory slots, locks and copies of shmrb; use shmrb.core.";
   m.attr("FORMAT_NUMBER") = kFormatNumber;
   m.attr("CONTROL_MAGIC") = kControlMagic;

@@ -318,12 +318,12 @@ def test_a_sleeper_on_the_futex_wakes_when_a_record_comes(ring: RawSegment) -> N
     assert ok(ring.segment.bell_sleep(Bell.RECORDS, event, 1000))[1] == 0
     slept: list[int] = []
 
-    def sleep() -> None:
+    def wait_for_ring() -> None:
         while not (woken := ok(ring.segment.bell_sleep(Bell.RECORDS, event, SLICE))[1]):
             pass
         slept.append(woken)
 
-    thread = threading.Thread(target=sleep)
+    thread = threading.Thread(target=wait_for_ring)
     thread.start()
     ok(ring.extend(stamped([1])))
     thread.join()
