@@ -294,6 +294,7 @@ def test_writers_die_one_after_the_other(
     scene = Scene(root / "ring", "limiter", fill=CAPACITY)
     for _ in range(deaths):
         kill_at(children, scene, "write", point)
+        children.close()
         write_until(scene, point, CAPACITY)
         scene.size()
     assert scene.survivor.segment.counters()["lock_take_overs"] >= deaths - 1

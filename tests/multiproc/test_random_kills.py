@@ -116,6 +116,7 @@ def one_after_the_other(
         child = field.start(deed)
         before = {ticket % CAPACITY: uid for ticket, uid in tickets.items()}
         field.kill(child)
+        children.close()
         found = field.check()
         if deed == "write_on":
             returned, base = int(field.progress[0]), 1_000_000 * field.deaths
