@@ -261,8 +261,13 @@ class BufferSpec(Description):
         """
         sampler = sampler or self.sampler
         sample_unit = sample_unit or self.sample_unit
-        require(self, sampler, sample_unit)
         batch_size = self.batch_size if batch_size is None else batch_size
+        # Held against what the buffer keeps before it is taken in: a description with a prioritized
+        # sampler would take its priorities from it.
+        plain = dataclasses.replace(
+            self, sampler=RandomSampler(), sample_unit=Transition(), batch_size=batch_size
+        )
+        require(plain, sampler, sample_unit)
         return dataclasses.replace(
             self, sampler=sampler, sample_unit=sample_unit, batch_size=batch_size
         )

@@ -32,6 +32,7 @@ from shmrb.spec import (
     SamplerWithoutReplacement,
     Sequence,
     SharedStorage,
+    SliceSampler,
     Transition,
     require,
     smallest_error_buffer,
@@ -351,6 +352,9 @@ class TestRequire:
         )
         assert (handle.batch_size, handle.sample_unit) == (4, Sequence(length=3))
         assert plain.for_handle(batch_size=9).batch_size == 9
+        ending = spec(schema={"x": "float32", "done": "bool"}, batch_size=8)
+        sliced = ending.for_handle(sampler=SliceSampler(slice_len=5), batch_size=10)
+        assert sliced.batch_size == 10, "the handle's batch counts, not the buffer's"
         assert plain.differences(handle) == []
 
     def test_priorities_must_be_there_and_the_same(self) -> None:
