@@ -232,7 +232,8 @@ ENDINGS: dict[str, str] = {
 def test_private_buffer_ends_with_its_program(root: Path, ending: str, declared: bool) -> None:
     """Also of a program that never closes it: nothing stays behind.
 
-    A thread that still waits is told that the handle was closed; else nothing is printed.
+    A thread that still waits is told that the handle was closed, and the process may end before that
+    is printed to its end; else nothing is printed.
     """
     schema = "None" if declared else "{'x': 'int64'}"
     code = (
@@ -246,5 +247,6 @@ def test_private_buffer_ends_with_its_program(root: Path, ending: str, declared:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == (3 if "exception" in ending else 0), done.stderr
-    assert done.stderr == "" or ("thread" in ending and "ClosedError" in done.stderr)
+    told = "thread" in ending and done.stderr.startswith("Exception in thread")
+    assert done.stderr == "" or told, done.stderr
     assert [name for name in os.listdir(root) if not name.startswith(".")] == ["named"]
