@@ -232,8 +232,8 @@ ENDINGS: dict[str, str] = {
 def test_private_buffer_ends_with_its_program(root: Path, ending: str, declared: bool) -> None:
     """Also of a program that never closes it: nothing stays behind.
 
-    A thread that still waits is told that the handle was closed, and the process may end before that
-    is printed to its end; else nothing is printed.
+    A thread that still waits is told that the handle was closed, and the process may end before
+    all of that is printed; else nothing is printed.
     """
     schema = "None" if declared else "{'x': 'int64'}"
     code = (
