@@ -1,12 +1,13 @@
 /* limiter.pml: Reverb's arithmetic between processes that die (segments.md 5, FORMAT.md 6).
  *
- * One lane of CAPACITY slots. Producers insert ROWS at a time, consumers draw BATCH at a time, for ever; clients 1 (a
- * producer) and 3 (a consumer, or with -DREAPER who only reaps) may be killed between any two steps. `credit` = inserts *
- * SPI - samples, inserts = rows reserved - uncounted: a reservation moves the head, and with it credit, in one store; whoever
- * voids a row that was never published adds one to uncounted afterwards, without the lock; a draw is charged under the lock
- * and given back, without it, when it fails. `holes` (void rows among the live) is a hint: whoever voids sets `stale` before
- * and after. `marked` is set to where head will be before the first mark: who takes over a slot between head and marked,
- * looking before it claims, does not count it, and the next to reserve settles all such slots first.
+ * One lane of CAPACITY slots. Producers insert ROWS at a time, consumers draw BATCH at a time, for ever; client 1 (a
+ * producer) or 3 (a consumer) may be killed between any two steps: one of them, since with both gone somebody may have
+ * nobody to wait for. `credit` = inserts * SPI - samples, inserts = rows reserved - uncounted: a reservation moves the head,
+ * and with it credit, in one store; whoever voids a row that was never published adds one to uncounted afterwards, without
+ * the lock; a draw is charged under the lock and given back, without it, when it fails. `holes` (void rows among the live) is
+ * a hint: whoever voids sets `stale` before and after. `marked` is set to where head will be before the first mark: who takes
+ * over a slot between head and marked, looking before it claims, does not count it, and the next to reserve settles all such
+ * slots first.
  * A consumer finds something legal to draw when WINDOW rows are whole.
  *
  * A consumer that cannot draw for want of records, refused because live < MIN_SIZE or with nothing legal, opens the insert
@@ -14,9 +15,9 @@
  *
  * A blocked client is a guard that waits until another try would go differently, or a dead client is to be reaped.
  *
- * Checked: nobody is blocked for ever where MAX_DIFF - MIN_DIFF >= BATCH + ROWS * SPI; credit stays within bounds; no death
- * of a producer bends it, only the death of who reclaims, by one row (killed between void and count, or before the void of
- * a row that was not to be counted); holes are right whenever stale is not set and no slot is claimed.
+ * Checked: nobody is blocked for ever where MAX_DIFF - MIN_DIFF >= BATCH + ROWS * SPI; credit stays within bounds; whenever
+ * no slot is claimed and stale is not set, credit is what it would be if every step were whole, and holes are right. (Not
+ * searched: a second death, of who reclaims, between a void and its count; it bends credit by that row.)
  *
  * Mutants, each must fail:
  *   NARROW        MAX_DIFF - MIN_DIFF is less (two, all is whole) both sides blocked
@@ -90,7 +91,6 @@ bool counted[CAPACITY];        /* ghost: the head has passed this row */
 short bent;                    /* ghost: credit less what it would be if every step were whole */
 
 #define DEATHS (KILLS - kills_left)
-#define BEND (DEATHS > 1 -> (DEATHS - 1) * SPI : 0)
 #if CAPACITY == 4
 #define SUM(f) (f(0) + f(1) + f(2) + f(3))
 #else
@@ -122,7 +122,7 @@ inline acquire() {
 		holes = HOLES
 	:: atomic {
 		!stale ->
-		assert(SUM(IS_CLAIMED) > 0 || (holes == HOLES && bent <= BEND && bent >= -BEND))
+		assert(SUM(IS_CLAIMED) > 0 || (holes == HOLES && bent == 0))
 		}
 	fi
 }
@@ -323,8 +323,7 @@ proctype Consumer(byte id) {
 				:: atomic {
 					SUM(IS_WHOLE) < WINDOW ->
 #ifdef KEEP_CHARGE
-					bent = bent - BATCH;
-					assert(bent >= -BEND - SPI * DEATHS)
+					bent = bent - BATCH
 #else
 					credit = credit + BATCH;
 					assert(credit <= HIGHEST)
@@ -349,24 +348,11 @@ proctype Consumer(byte id) {
 	atomic { k = 0; o = 0; seen = 0; uncounted = false; gone[id] = true }
 }
 
-/* A waiter of no further interest that looks for the dead once, and may die over it. */
-proctype Reaper(byte id) {
-	byte k, o, seen;
-	bool uncounted;
-	{
-		REAPABLE;
-		reap()
-	} unless { dead[id] };
-	atomic { k = 0; o = 0; seen = 0; uncounted = false; gone[id] = true }
-}
-
 init {
 	atomic {
 		gone[1] = (PRODUCERS < 2);
 		gone[2] = true;
-#ifndef REAPER
 		gone[3] = (CONSUMERS < 2);
-#endif
 		gone[4] = true;
 #if PRODUCERS > 1
 		run Producer(1);
@@ -374,9 +360,6 @@ init {
 		run Producer(2);
 #if CONSUMERS > 1
 		run Consumer(3);
-#endif
-#ifdef REAPER
-		run Reaper(3);
 #endif
 		run Consumer(4)
 	}

@@ -152,12 +152,26 @@ MODELS = {
             "NO_PROOF": Mutant("-DPUBLISHERS=2"),
         },
     ),
+    "consume": Model(
+        holds=("", "-DHOLD"),
+        holds_long=("-DDRAWS=2 -DKILLS=2", "-DSLOTS=2 -DHOLD -DKILLS=2"),
+        mutants={
+            "FREE_FIRST": Mutant(""),
+            "NO_REBUILD": Mutant(""),
+            "NO_JOURNAL": Mutant(""),
+            "NO_REPLAY": Mutant(""),
+            "CHARGE_FIRST": Mutant(""),
+            "NO_SETTLE": Mutant(""),
+            "SETTLE_ALL": Mutant(""),
+            "KEEP_MEMBER": Mutant(""),
+        },
+    ),
     "limiter": Model(
         holds=(_START, "-DMIN_SIZE=1 -DWINDOW=4", "-DPRODUCERS=1 -DCONSUMERS=2"),
         holds_long=(
             "",
             "-DMIN_SIZE=4",
-            "-DREAPER -DKILLS=2 -DMIN_SIZE=1 -DWINDOW=4",
+            "-DMIN_SIZE=4 -DPRODUCERS=1 -DCONSUMERS=2",
         ),
         mutants={
             "NARROW": Mutant("", STUCK),
@@ -169,6 +183,21 @@ MODELS = {
             "NO_MARKED": Mutant(""),
             "CLAIM_FIRST": Mutant(""),
             "STALE_ONCE": Mutant(""),
+        },
+    ),
+    "tree": Model(
+        holds=("-DWRITES=1",),
+        holds_long=("-DDRAWS=2", "-DKILLS=2"),
+        mutants={
+            "NO_DIRTY": Mutant(""),
+            "DIRTY_LATE": Mutant(""),
+            "NO_REBUILD": Mutant(""),
+            "NO_STALE": Mutant(""),
+            "STALE_ONCE": Mutant("-DWRITES=1"),
+            "FORGET": Mutant("-DWRITES=1 -DKILLS=2"),
+            "LEAF_FIRST": Mutant(""),
+            "NO_COMPARE": Mutant(""),
+            "EARLY_LOOK": Mutant(""),
         },
     ),
 }
@@ -215,8 +244,6 @@ def assert_holds(report: str) -> None:
         assert sign not in report, report
 
 
-# Spin keeps one core busy for up to half a minute; on a loaded machine that is minutes.
-@pytest.mark.watchdog(600)
 @pytest.mark.parametrize(("model", "flags"), HOLDS)
 def test_holds_whatever_is_killed(model: str, flags: str, tmp_path: Path) -> None:
     assert_holds(search(model, flags, QUICK, tmp_path))
@@ -229,7 +256,6 @@ def test_holds_with_wider_bounds(model: str, flags: str, tmp_path: Path) -> None
     assert_holds(search(model, flags, LONG, tmp_path))
 
 
-@pytest.mark.watchdog(600)
 @pytest.mark.parametrize(("model", "name"), MUTANTS)
 def test_a_broken_rule_is_found(model: str, name: str, tmp_path: Path) -> None:
     mutant = MODELS[model].mutants[name]
