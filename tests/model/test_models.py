@@ -244,6 +244,8 @@ def assert_holds(report: str) -> None:
         assert sign not in report, report
 
 
+# Spin keeps one core busy for up to half a minute; on a loaded machine that is minutes.
+@pytest.mark.watchdog(600)
 @pytest.mark.parametrize(("model", "flags"), HOLDS)
 def test_holds_whatever_is_killed(model: str, flags: str, tmp_path: Path) -> None:
     assert_holds(search(model, flags, QUICK, tmp_path))
@@ -256,6 +258,7 @@ def test_holds_with_wider_bounds(model: str, flags: str, tmp_path: Path) -> None
     assert_holds(search(model, flags, LONG, tmp_path))
 
 
+@pytest.mark.watchdog(600)
 @pytest.mark.parametrize(("model", "name"), MUTANTS)
 def test_a_broken_rule_is_found(model: str, name: str, tmp_path: Path) -> None:
     mutant = MODELS[model].mutants[name]
