@@ -27,7 +27,7 @@ from shmrb.segment.directory import Root
 from shmrb.segment.entries import State
 from shmrb.segment.member import Member
 from shmrb.spec import BufferSpec
-from shmrb.waiting import Call, Wait, check_timeout, deadline_of, post
+from shmrb.waiting import DEFAULT_TIMEOUT_S, Call, Wait, check_timeout, deadline_of, post
 
 # How often an attacher looks whether the name has appeared.
 LOOK_EVERY_S = 0.02
@@ -224,6 +224,7 @@ class Attachment:
             # Not ours to remove, or somebody else is at it: then the next creation does it.
             with contextlib.suppress(ShmrbError, OSError):
                 Root(self.address.root).reclaim_bounded(self.address.name)
+        _bounded.discard(self.address)
 
     def after_fork(self) -> None:
         """In the child: the client slot is the parent's, the random stream must not be."""
@@ -260,13 +261,13 @@ os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_end_bounded)
 
 
-def find(roots: list[str], name: str, timeout: float) -> tuple[str, BufferSpec, bytes]:
+def find(roots: list[str], name: str, timeout: float | None) -> tuple[str, BufferSpec, bytes]:
     """Looks for a buffer until it is there: its root, description and identity.
 
     Raises:
         AttachError: it did not appear in time; the message names the roots that were searched.
     """
-    deadline = time.monotonic() + timeout
+    deadline = deadline_of(timeout, DEFAULT_TIMEOUT_S)
     while True:
         problem: AttachError | None = None
         for root in roots:

@@ -31,7 +31,7 @@ from shmrb.spec import (
     Storage,
     Writer,
 )
-from shmrb.transforms import Transform, Transforms
+from shmrb.transforms import Transform, Transforms, check_transform
 from shmrb.updates import ConditionalUpdates
 from shmrb.waiting import Call
 from shmrb.writeback import WriteBack
@@ -121,6 +121,8 @@ class ReplayBuffer(Sampling, WriteBack):
     ) -> None:
         if track_generations is not True:
             raise SpecError("track_generations: only True is possible, stamps are always on.")
+        if transform is not None:
+            check_transform(transform)
         spec = opening.describe(
             storage=storage,
             schema=schema,
@@ -151,12 +153,16 @@ class ReplayBuffer(Sampling, WriteBack):
     @classmethod
     def _attached(cls, attachment: Attachment, options: HandleOptions) -> ReplayBuffer:
         handle = cls.__new__(cls)
-        spec = attachment.spec.for_handle(
-            sampler=options.sampler,
-            sample_unit=options.sample_unit,
-            batch_size=options.batch_size,
-        )
-        handle._open(attachment, spec, options)
+        try:
+            spec = attachment.spec.for_handle(
+                sampler=options.sampler,
+                sample_unit=options.sample_unit,
+                batch_size=options.batch_size,
+            )
+            handle._open(attachment, spec, options)
+        except BaseException:
+            attachment.close()
+            raise
         return handle
 
     def _open(self, attachment: Attachment, spec: BufferSpec, options: HandleOptions) -> None:
@@ -350,7 +356,7 @@ def _unpickle(address: opening.Address, options: HandleOptions) -> ReplayBuffer:
 def attach(
     name: str,
     *,
-    timeout: float = 0.0,
+    timeout: float | None = 0.0,
     sampler: Sampler | None = None,
     sample_unit: SampleUnit | None = None,
     batch_size: int | None = None,
@@ -368,7 +374,7 @@ def attach(
 
     Args:
         name: the buffer.
-        timeout: seconds to wait for it to appear.
+        timeout: seconds to wait for it to appear; None: 60.
         sampler, sample_unit, batch_size: this handle's; None: what the creator gave.
         priority_key, format, cast, seed, default_timeout, client_name, prefetch: as for
             `ReplayBuffer`.

@@ -5,13 +5,21 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from shmrb import wire
-from shmrb.attachment import Address, Attachment, find
+from shmrb.attachment import LOOK_EVERY_S, Address, Attachment, find
 from shmrb.channel import Channel
-from shmrb.errors import AttachError, DaemonError, DeadlineError, SpecError
+from shmrb.errors import (
+    AttachError,
+    DaemonError,
+    DeadlineError,
+    NoSuchBufferError,
+    SpecError,
+    StaleAttachmentError,
+)
 from shmrb.fields import key_path
 from shmrb.segment import names
 from shmrb.segment.directory import Exist, Root
@@ -22,7 +30,7 @@ from shmrb.spec import (
     SampleUnit,
     Storage,
 )
-from shmrb.waiting import DEFAULT_TIMEOUT_S
+from shmrb.waiting import DEFAULT_TIMEOUT_S, deadline_of
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
@@ -40,6 +48,8 @@ __all__ = [
 DEFAULT_PRIORITY_KEY = "td_error"
 # A daemon that is busy creating a large buffer answers later; then the other roots are searched.
 DAEMON_ANSWERS_S = 5.0
+# A name can be replaced between finding it and attaching: so often it is looked for again at once.
+ATTEMPTS = 20
 # What a name bears, and who opens it.
 _KINDS = {
     "buffer": ("records of a replay buffer", "open it with shmrb.attach({!r})"),
@@ -146,7 +156,7 @@ def create(
 
 def attach(
     name: str,
-    timeout: float,
+    timeout: float | None,
     root: str | None,
     options: HandleOptions,
     purpose: str = "buffer",
@@ -157,13 +167,26 @@ def attach(
         AttachError: the name bears parameters where a buffer was asked for, or the other way.
     """
     names.check_name(name)
-    place, spec, uuid = find(names.search_roots(root, _reported(root)), name, timeout)
-    if spec.purpose != purpose:
-        found, cure = _KINDS[spec.purpose]
-        raise AttachError(
-            f"{name} in {place} holds {found}, expected {_KINDS[purpose][0]}: {cure.format(name)}."
-        )
-    return _attachment(Address(place, name, uuid), spec, options)
+    deadline = deadline_of(timeout, DEFAULT_TIMEOUT_S)
+    failed = 0
+    while True:
+        roots = names.search_roots(root, _reported(root))
+        place, spec, uuid = find(roots, name, max(0.0, deadline - time.monotonic()))
+        if spec.purpose != purpose:
+            found, cure = _KINDS[spec.purpose]
+            raise AttachError(
+                f"{name} in {place} holds {found}, expected {_KINDS[purpose][0]}: "
+                f"{cure.format(name)}."
+            )
+        try:
+            return _attachment(Address(place, name, uuid), spec, options)
+        except (StaleAttachmentError, NoSuchBufferError):
+            # It was replaced since it was found, or it ends with its creator, who is gone.
+            failed += 1
+            if failed >= ATTEMPTS:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(LOOK_EVERY_S)
 
 
 def reattach(address: Address, options: HandleOptions) -> Attachment:

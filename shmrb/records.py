@@ -275,6 +275,8 @@ class Column:
             natural = np.asarray(value)
         except ValueError as error:
             raise RecordError(f"{self.where}: ragged values ({error}). {PADDING_ADVICE}") from error
+        except TypeError as error:  # what only pretends to be an array
+            raise RecordError(f"{self.where}: no values that numpy can read ({error}).") from error
         if natural.dtype.kind not in "biufc":
             raise RecordError(
                 f"{self.where}: expected {self.dtype.name} values, got "

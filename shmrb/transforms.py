@@ -32,10 +32,7 @@ class Transforms:
 
     def insert(self, place: int, transform: Transform, invert: bool) -> None:
         """Puts a transform before the one at `place`."""
-        if not callable(transform):
-            raise SpecTypeError(
-                f"transform must be a callable or a module, got {type(transform).__name__}."
-            )
+        check_transform(transform)
         self._links.insert(place, (transform, invert))
 
     @property
@@ -60,6 +57,18 @@ class Transforms:
                 if data is None:
                     return None
         return data
+
+
+def check_transform(transform: Any) -> None:
+    """Refuses what cannot be called.
+
+    Raises:
+        SpecTypeError.
+    """
+    if not callable(transform):
+        raise SpecTypeError(
+            f"transform must be a callable or a module, got {type(transform).__name__}."
+        )
 
 
 def _writing_step(transform: Transform, invert: bool) -> Transform | None:

@@ -126,11 +126,17 @@ def look(root: str, name: str) -> Entry:
         SpecError: no buffer may bear the name.
     """
     path = os.path.join(root, names.directory_name(name))
-    try:
-        with open_directory(path) as descriptor:
-            return read_entry(name, path, descriptor)
-    except FileNotFoundError:
-        return Entry(name, path, State.MISSING)
+    while True:
+        try:
+            with open_directory(path) as descriptor:
+                try:
+                    return read_entry(name, path, descriptor)
+                except (FormatMismatchError, FileNotFoundError):
+                    # Files that are being removed look damaged; the name is another's by then.
+                    if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                        raise
+        except FileNotFoundError:
+            return Entry(name, path, State.MISSING)
 
 
 def read_entry(name: str, path: str, descriptor: int) -> Entry:
@@ -142,19 +148,21 @@ def read_entry(name: str, path: str, descriptor: int) -> Entry:
     """
     limit = layout.HEADER_BYTES + layout.MAX_JSON_BYTES
     raw = read_file(names.META, descriptor, path, limit)
-    if raw is not None:
-        meta = layout.parse_meta(raw, os.path.join(path, names.META))
-        meta.layout.check_sizes(file_sizes(descriptor), path)
-        state = _read_state(meta, descriptor, path)
-        return Entry(name, path, state, meta=meta)
-    raw = read_file(names.DECLARATION, descriptor, path, limit)
+    if raw is None:
+        declared = read_file(names.DECLARATION, descriptor, path, limit)
+        if declared is not None:
+            declaration = layout.parse_declaration(declared, os.path.join(path, names.DECLARATION))
+            return Entry(name, path, State.DECLARED, declaration=declaration)
+        # Published between the two looks, it has lost the one and got the other.
+        raw = read_file(names.META, descriptor, path, limit)
     if raw is None:
         raise FormatMismatchError(
             f"{path}: expected {names.META!r} or {names.DECLARATION!r} in it, got neither: not a "
             "buffer of shmrb. Remove it by hand if nobody needs it."
         )
-    declared = layout.parse_declaration(raw, os.path.join(path, names.DECLARATION))
-    return Entry(name, path, State.DECLARED, declaration=declared)
+    meta = layout.parse_meta(raw, os.path.join(path, names.META))
+    meta.layout.check_sizes(file_sizes(descriptor), path)
+    return Entry(name, path, _read_state(meta, descriptor, path), meta=meta)
 
 
 def list_entries(root: str) -> Iterator[Entry]:

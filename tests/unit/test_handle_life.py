@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 import shmrb
 from helpers import stamped
 from helpers.segments import remains
+from shmrb import attachment
 
 New = Callable[..., shmrb.ReplayBuffer]
 SCHEMA = {"x": "int64"}
@@ -91,9 +93,10 @@ class TestBirth:
             {"transform": 5},
         ],
     )
-    def test_impossible_arguments(self, new: New, options: dict[str, Any]) -> None:
+    def test_impossible_arguments(self, new: New, root: Path, options: dict[str, Any]) -> None:
         with pytest.raises(shmrb.SpecError):
             new("impossible", **{"schema": SCHEMA} | options)
+        assert remains(root) == []
 
     @pytest.mark.parametrize("name", ["", "/", "a//b", "../x", "a/b/c/d/e", "-x", "x" * 63, "_p"])
     def test_impossible_names(self, new: New, name: str) -> None:
@@ -119,9 +122,33 @@ class TestBirth:
             assert random.sample()["x"].tolist() == [0, 1, 2]
 
     def test_sampler_that_needs_more_than_the_buffer_keeps(self, new: New) -> None:
-        new("plain", schema=SCHEMA)
+        rb = new("plain", schema=SCHEMA)
         with pytest.raises(shmrb.SpecError, match=r"Create it with sampler=PrioritizedSampler"):
             shmrb.attach("plain", sampler=shmrb.PrioritizedSampler(alpha=0.6, beta=0.4))
+        assert len(rb.statistics().clients) == 1, "who is refused takes no client slot along"
+
+    @pytest.mark.parametrize("timeout", [-1, float("nan"), "soon"])
+    def test_impossible_timeout(self, timeout: Any) -> None:
+        with pytest.raises(shmrb.SpecError, match="timeout: expected seconds"):
+            shmrb.attach("nowhere", timeout=timeout)
+
+    def test_attaching_while_the_name_is_replaced(self, new: New) -> None:
+        """Whichever of them it finds: a name alone is a promise of no particular buffer."""
+        new("moving", schema=SCHEMA)
+        over = threading.Event()
+
+        def replace() -> None:
+            while not over.is_set():
+                new("moving", schema=SCHEMA, exist="replace").close()
+
+        thread = threading.Thread(target=replace)
+        thread.start()
+        try:
+            for _ in range(40):
+                shmrb.attach("moving", format="numpy", timeout=30).close()
+        finally:
+            over.set()
+            thread.join()
 
 
 class TestFirstWrite:
@@ -247,6 +274,7 @@ class TestEnd:
         assert len(remains(root)) > 0
         rb.close()
         assert remains(root) == []
+        assert rb._attachment.address not in attachment._bounded, "nothing left to do at exit"
 
     def test_creators_lifetime_waits_for_the_last_member(self, new: New, root: Path) -> None:
         owner = new("bounded", schema=SCHEMA, lifetime="creator")

@@ -204,6 +204,14 @@ class TestNumbers:
         with pytest.raises(RecordError, match="field 'x'"):
             x_of(value)
 
+    def test_what_only_pretends_to_be_an_array(self) -> None:
+        class Pretender:
+            def __array__(self, *_: Any, **__: Any) -> Any:
+                raise TypeError("lies on another device")
+
+        with pytest.raises(RecordError, match=r"'x': no values that numpy can read .*device"):
+            x_of(Pretender())
+
 
 class TestRefusals:
     @pytest.mark.parametrize(
