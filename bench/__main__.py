@@ -16,7 +16,17 @@ from bench import machine, report
 from bench.environments import ENVIRONMENTS, default_root
 from bench.harness import Answer, Bench
 
-QUESTIONS = ("sample", "extend", "priority", "update", "attach", "memory", "writers", "large")
+QUESTIONS = (
+    "sample",
+    "extend",
+    "priority",
+    "update",
+    "slices",
+    "attach",
+    "memory",
+    "writers",
+    "large",
+)
 FILE_WIDTH = 120
 EXIT_OK, EXIT_CONTENDER_FAILED = 0, 1
 

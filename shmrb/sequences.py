@@ -58,8 +58,7 @@ class SequenceUnit:
             windows,
             [batch.leaves],
             batch.addresses,
-            index=np.asarray(batch.index),
-            generation=np.asarray(batch.generation),
+            batch=batch,
             out=out,
         )
         if self._by_mass:
@@ -87,7 +86,8 @@ def finished(form: BatchFormat, frame: Frame, leaves: list[Any], beside: dict[st
     """A drawn batch of all records of a frame, with arrays beside them."""
     from_numpy = form.from_numpy
     info = {key: from_numpy(value) for key, value in beside.items()}
-    batch = Batch(leaves, from_numpy(frame.index), from_numpy(frame.generation), [], 0, 0)
+    stamps = frame.stamps or (from_numpy(frame.index), from_numpy(frame.generation))
+    batch = Batch(leaves, *stamps, [], 0, 0)
     if frame.out is not None:
         form.add_info(frame.out, info)
     return Drawn(batch, len(frame.index), frame.out is not None, info, form)

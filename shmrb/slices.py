@@ -15,7 +15,7 @@ from shmrb.schema import Schema
 from shmrb.sequences import finished
 from shmrb.slicing import marked_fields
 from shmrb.spec import PrioritizedSampler, SliceSampler
-from shmrb.windowing import Frame
+from shmrb.windowing import Frame, as_array
 
 MASK: Path = ("collector", "mask")
 
@@ -43,6 +43,8 @@ class SliceUnit:
         self._places = {name: shown.find(path) for name, path in self._flags.items()}
         self._own = len(schema.fields)
         self._name = name
+        # Of the last batch, since loops draw one of the same size again.
+        self._known: tuple[Any, Any] = (None, None)
         init = sampler.init_path
         self._init = schema.find(init) if init in schema.paths else None
 
@@ -64,8 +66,7 @@ class SliceUnit:
             windows,
             [batch.leaves],
             batch.addresses[: self._own],
-            index=np.asarray(batch.index),
-            generation=np.asarray(batch.generation),
+            batch=batch,
             out=out,
         )
         if isinstance(self.sampler, PrioritizedSampler):
@@ -75,28 +76,38 @@ class SliceUnit:
     def drawn(self, frame: Frame) -> Drawn:
         """The slices one after the other; short ones padded, or the batch shorter."""
         length = frame.shape.length
-        real = frame.valid.reshape(-1, length).sum(axis=1)
-        firsts = np.arange(frame.count) * length
-        self._mark(frame.leaves[0], firsts, firsts + real - 1)
-        beside: dict[str, Any] = {SEQUENCE: np.arange(frame.count).repeat(length)}
+        firsts, lasts, numbers = self._places_of(frame.count, length)
+        is_whole = bool(frame.valid.all())
+        if not is_whole:
+            lasts = firsts + frame.valid.reshape(-1, length).sum(axis=1) - 1
+        self._mark(frame.leaves[0], firsts, lasts)
+        beside: dict[str, Any] = {SEQUENCE: numbers.copy()}
         if frame.weights is not None:
             beside[WEIGHT] = frame.weights.repeat(length)
-        is_whole = bool(frame.valid.all())
         if is_whole:
             return finished(self.form, frame, frame.leaves[0], beside)
         if self.sampler.pad_output:
             return self._masked(frame, beside)
         return self._shortened(frame, beside)
 
+    def _places_of(self, count: int, length: int) -> tuple[Any, Any, Any]:
+        """Rows of the first and last records of whole slices, and the slice of every row."""
+        size, places = self._known
+        if size != (count, length):
+            firsts = np.arange(count) * length
+            places = firsts, firsts + length - 1, np.arange(count).repeat(length)
+            self._known = (count, length), places
+        return places
+
     def _mark(self, leaves: list[Any], firsts: Any, lasts: Any) -> None:
         for name, place in self._places.items():
-            flags = np.asarray(leaves[place]).reshape(-1)
+            flags = as_array(leaves[place]).reshape(-1)
             if name == "truncated" or place >= self._own:
                 flags[:] = False
             if name != "terminated":
                 flags[lasts] = True
         if self._init is not None:
-            np.asarray(leaves[self._init]).reshape(-1)[firsts] = True
+            as_array(leaves[self._init]).reshape(-1)[firsts] = True
 
     def _masked(self, frame: Frame, beside: dict[str, Any]) -> Drawn:
         """With ("collector", "mask"), which only batches with a short slice have."""
@@ -112,6 +123,6 @@ class SliceUnit:
         rows = np.flatnonzero(frame.valid)
         some = self.form.from_numpy(rows)
         frame.index, frame.generation = frame.index[rows], frame.generation[rows]
-        frame.out = None
+        frame.out = frame.stamps = None
         leaves = [leaf[some] for leaf in frame.leaves[0]]
         return finished(self.form, frame, leaves, {k: v[rows] for k, v in beside.items()})

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmrb import core
-from shmrb.batches import BatchFormat
+from shmrb.batches import Batch, BatchFormat
 from shmrb.core import SLICE_NS, Outcome, Rng, Segment
 from shmrb.drawn import Drawn
 from shmrb.planner.populations import Slots
@@ -36,6 +36,8 @@ class Frame:
         valid: whether a record is real, in the same rows.
         weights: float32, one a window; None where not asked for.
         out: the batch of the caller whose leaves these are, None if they are new.
+        stamps: index and generation as the handle's format has them, if they were made with the
+            leaves.
     """
 
     shape: Shape
@@ -48,6 +50,7 @@ class Frame:
     valid: Flags
     weights: npt.NDArray[np.float32] | None = None
     out: Any = None
+    stamps: tuple[Any, Any] | None = None
 
     @classmethod
     def around(
@@ -57,22 +60,30 @@ class Frame:
         leaves: list[list[Any]],
         addresses: list[int],
         *,
-        index: Slots | None = None,
-        generation: Slots | None = None,
+        batch: Batch | None = None,
         out: Any = None,
     ) -> Frame:
-        """A frame for leaves that are there, with arrays of its own for the rest."""
+        """A frame for leaves that are there, with arrays of its own for the rest.
+
+        Index and generation are those of `batch`, if it has a row for each record.
+        """
         rows = count * shape.steps
+        if batch is None:
+            stamps, index, generation = None, np.empty(rows, np.int64), np.empty(rows, np.int64)
+        else:
+            stamps = batch.index, batch.generation
+            index, generation = as_array(batch.index), as_array(batch.generation)
         return cls(
             shape,
             count,
             leaves,
             addresses,
-            np.empty(rows, np.int64) if index is None else index,
-            np.empty(rows, np.int64) if generation is None else generation,
+            index,
+            generation,
             np.empty((2, count), np.int64),
             np.empty(rows, np.bool_),
             out=out,
+            stamps=stamps,
         )
 
     def by_window(self, array: Any) -> Any:
@@ -159,6 +170,11 @@ def _picked(frames: list[Frame], windows: list[Slots], form: BatchFormat) -> Fra
         over_records("valid"),
         np.concatenate(weights) if weights else None,
     )
+
+
+def as_array(leaf: Any) -> Any:
+    """A leaf of either format as an array over its memory."""
+    return leaf if type(leaf) is np.ndarray else leaf.numpy()
 
 
 class Unit(Protocol):

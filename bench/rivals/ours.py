@@ -16,7 +16,11 @@ FORMATS = {
     "numpy": "numpy",
     "prioritized tensordict": "torch",
     "prioritized numpy": "numpy",
+    "slices": "torch",
+    "slices of 10k": "torch",
+    "slices of 10M": "torch",
 }
+SLICE = 32
 # Batches whose handles are used in turn, so that no row stays in the nearest cache.
 HANDLES = 64
 OPTIONS = {
@@ -24,6 +28,7 @@ OPTIONS = {
     "numpy": "format='numpy': dicts of arrays in and out, torch is not used",
     "generations": "always on, and so are all checks; late writes compare them",
     "prioritized": "PrioritizedSampler(alpha=0.6, beta=0.4)",
+    "slices": "SliceSampler(slice_len=32), ends marked, index and generation beside each record",
     "lanes=1": "the default: all writers share one ring",
 }
 
@@ -31,7 +36,11 @@ OPTIONS = {
 class Rival:
     def __init__(self, fields, capacity, batch, variant):
         self.variant, self.batch = variant, batch
-        prioritized = variant.startswith("prioritized")
+        sampler = None
+        if variant.startswith("prioritized"):
+            sampler = shmrb.PrioritizedSampler(alpha=0.6, beta=0.4)
+        elif variant.startswith("slices"):
+            sampler = shmrb.SliceSampler(slice_len=SLICE)
         self.buffer = shmrb.ReplayBuffer(
             NAME,
             storage=shmrb.SharedStorage(capacity),
@@ -39,7 +48,7 @@ class Rival:
             batch_size=batch,
             format=FORMATS[variant],
             lifetime="creator",
-            sampler=shmrb.PrioritizedSampler(alpha=0.6, beta=0.4) if prioritized else None,
+            sampler=sampler,
         )
 
     def extend(self, rows):

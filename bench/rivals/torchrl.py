@@ -5,12 +5,18 @@ from itertools import cycle
 
 import torch
 from torchrl.data import LazyTensorStorage, ReplayBuffer
-from torchrl.data.replay_buffers import PrioritizedSampler, RandomSampler, RoundRobinWriter
+from torchrl.data.replay_buffers import (
+    PrioritizedSampler,
+    RandomSampler,
+    RoundRobinWriter,
+    SliceSampler,
+)
 
 from bench.records import priorities, rows, tensordict
 
 # Batches whose handles are used in turn, so that no row stays in the nearest cache.
 HANDLES = 64
+SLICE = 32
 LABEL = "TorchRL"
 DISTRIBUTIONS = ("torchrl", "tensordict", "torch")
 OPTIONS = {
@@ -21,6 +27,8 @@ OPTIONS = {
     "plain: neither": "its fastest sample; the batch does not say where it came from",
     "prioritized: PrioritizedSampler(alpha=0.6, beta=0.4), return_info=True": "updates go to "
     "the index that came beside the batch; its stamps are not asked for",
+    "slices: SliceSampler(slice_len=32, cache_values=True), return_info=True": "boundaries are "
+    "looked for once, as nothing is written; marks come beside the batch",
     "shared: shared=True, spawn": "its way to several processes; a fork does not share the data",
     "torch.set_num_threads(1)": "one thread, as everybody here",
 }
@@ -31,10 +39,10 @@ class Rival:
         torch.set_num_threads(1)
         self.batch = batch
         generations, prioritized = variant == "generations", variant == "prioritized"
-        self.with_info = generations or prioritized
+        self.with_info = generations or prioritized or variant == "slices"
         self.buffer = ReplayBuffer(
             storage=LazyTensorStorage(capacity),
-            sampler=PrioritizedSampler(capacity, 0.6, 0.4) if prioritized else RandomSampler(),
+            sampler=_sampler(variant, capacity),
             writer=RoundRobinWriter(track_generations=generations),
             batch_size=batch,
             shared=variant == "shared",
@@ -76,6 +84,14 @@ class Rival:
 
     def close(self):
         self.buffer.shutdown()
+
+
+def _sampler(variant, capacity):
+    if variant == "prioritized":
+        return PrioritizedSampler(capacity, 0.6, 0.4)
+    if variant == "slices":
+        return SliceSampler(slice_len=SLICE, end_key=("next", "done"), cache_values=True)
+    return RandomSampler()
 
 
 def writer(shared, variant, rows):

@@ -132,8 +132,8 @@ class TrajectoryAnchors : public AnchorSource {
     size_t lane = 0;
     while (nth >= lanes_[lane].count) nth -= lanes_[lane++].count;
     const Lane& from = lanes_[lane];
-    int64_t first = from.start(view_, nth);
-    int64_t end = nth + 1 < from.count ? from.start(view_, nth + 1) : from.window.head();
+    int64_t first = -1, end = -1;
+    from.bounds(view_, nth, &first, &end);
     if (first < 0 || end <= first) return {};
     int64_t spare = end - first - span_;
     if (spare < 0 && strict_) return {};
@@ -161,18 +161,33 @@ class TrajectoryAnchors : public AnchorSource {
       starts = view.starts.rank(lane, size);
       oldest_position = window.oldest() % view.lane_capacity;
       before_oldest = view.starts.rank(lane, oldest_position);
-      cut_off = !(window.look(window.oldest()).run & kRunFirst);
+      cut_off = !(window.look(window.slot_of(window.oldest())).run & kRunFirst);
       count = starts + cut_off;
     }
 
-    // Ticket of the nth trajectory's first record, -1 when the counts were changing.
-    int64_t start(const View& view, int64_t nth) const {
-      if (cut_off && nth == 0) return window.oldest();
-      int64_t k = before_oldest + nth - cut_off;
-      int64_t position = view.starts.select(window.lane(), k < starts ? k : k - starts);
+    // Tickets of the nth trajectory's first record and of the one behind its last, -1 when the counts were changing.
+    void bounds(const View& view, int64_t nth, int64_t* first, int64_t* end) const {
+      int64_t k = before_oldest + nth - cut_off;  // among the starts by position; those before the oldest come last
+      int64_t position = oldest_position;
+      if (cut_off && nth == 0) {
+        *first = window.oldest();
+      } else {
+        position = view.starts.select(window.lane(), k < starts ? k : k - starts);
+        *first = ticket_at(view, position);
+      }
+      if (nth + 1 == count) {
+        *end = window.head();
+      } else if (k + 1 == starts || (cut_off && nth == 0)) {
+        *end = ticket_at(view, view.starts.select(window.lane(), k + 1 < starts ? k + 1 : k + 1 - starts));
+      } else {
+        *end = ticket_at(view, view.starts.select_after(window.lane(), k < starts ? k : k - starts, position));
+      }
+    }
+
+    int64_t ticket_at(const View& view, int64_t position) const {
       if (position < 0 || position >= view.lane_capacity) return -1;
-      int64_t behind = (position - oldest_position + view.lane_capacity) % view.lane_capacity;
-      return window.oldest() + behind;
+      int64_t behind = position - oldest_position;
+      return window.oldest() + (behind < 0 ? behind + view.lane_capacity : behind);
     }
 
     LaneWindow window;

@@ -49,20 +49,16 @@ inline void gather(const View& view, const int64_t* slots, const uint32_t* rows,
   }
 }
 
-// The same where neighbouring rows are mostly neighbouring slots, as those of a window: one copy a stretch.
-inline void gather_stretches(const View& view, const int64_t* slots, const uint32_t* rows, int64_t count,
-                             uint8_t* const* outputs) {
-  int64_t from = 0;
-  while (from < count) {
-    int64_t to = from + 1;
-    while (to < count && rows[to] == rows[to - 1] + 1 && slots[rows[to]] == slots[rows[to - 1]] + 1) ++to;
-    for (size_t c = 0; c < view.columns.size(); ++c) {
-      const Column& column = view.columns[c];
-      if (!outputs[c] || !column.base) continue;
-      order::copy_payload(outputs[c] + rows[from] * column.row_bytes, column.base + slots[rows[from]] * column.row_bytes,
-                          (to - from) * column.row_bytes);
-    }
-    from = to;
+// A stretch of slots to rows that follow each other; `next` is the stretch after it, whose beginning is fetched meanwhile.
+inline void gather_stretch(const View& view, int64_t slot, int64_t row, int64_t count, int64_t next,
+                           uint8_t* const* outputs) {
+  for (size_t c = 0; c < view.columns.size(); ++c) {
+    const Column& column = view.columns[c];
+    if (!outputs[c] || !column.base) continue;
+    size_t bytes = count * column.row_bytes;
+    const uint8_t* ahead = column.base + next * column.row_bytes;
+    for (size_t k = 0; k < bytes && k < kPrefetchBytes; k += 64) __builtin_prefetch(ahead + k);
+    order::copy_payload(outputs[c] + row * column.row_bytes, column.base + slot * column.row_bytes, bytes);
   }
 }
 

@@ -11,6 +11,7 @@ namespace shmrb {
 constexpr int64_t kAnchorsByChance = 128;
 constexpr int64_t kRecordsLookedAtADraw = 8;
 constexpr int64_t kDrawsBetweenClocks = 1024;
+constexpr int64_t kWordsFetchedAhead = 128;  // the hardware has noticed by then
 
 // A slot that somebody holds: frees it when its owner is dead, else says who it is. 0: nobody.
 inline uint32_t living_owner(const View& view, int64_t slot) {
@@ -25,22 +26,28 @@ class WindowDraw {
   WindowDraw(const View& view, const Unit& unit, AnchorSource& source, const WindowBatch& batch, Random& random,
              int64_t deadline_ns)
       : view_(view), source_(source), batch_(batch), random_(random), deadline_ns_(deadline_ns),
-        scratch_(Scratch::of_thread()), expander_(view, unit, batch, scratch_.words), unit_(unit) {
-    scratch_.words.resize(batch.rows.count);
-  }
+        expander_(view, unit, batch, Scratch::of_thread()), unit_(unit) {}
 
   // Draws windows until all are whole. kNoWindow: there are records, and no window fits anywhere.
   Outcome run() {
     std::vector<uint32_t> open(batch_.windows);
     std::iota(open.begin(), open.end(), 0u);
+    std::vector<Anchor> anchors(batch_.windows);
     int64_t redraws = 0;
     for (;;) {
       for (uint32_t number : open) {
+        anchors[number] = {};
+        Outcome drawn = source_.draw(random_, &anchors[number]);
+        if (drawn.status != kOk) return drawn;
+        if (anchors[number].slot >= 0) expect(anchors[number].slot);
+      }
+      for (uint32_t number : open) {
+        if (accept(anchors[number], number)) continue;
         Outcome placed = place(number);
         if (placed.status != kOk) return placed;
       }
       size_t before = open.size();
-      copy_windows(view_, unit_, batch_, scratch_, open);
+      expander_.copy(open);
       if (open.empty()) return {kOk, redraws, kNothing, 0, 0};
       redraws += static_cast<int64_t>(open.size());
       if (open.size() == before && monotonic_ns() >= deadline_ns_) return blocked_on(kNothing, 0);
@@ -61,6 +68,14 @@ class WindowDraw {
       if (i % kDrawsBetweenClocks == 0 && monotonic_ns() >= deadline_ns_) break;
     }
     return place_by_looking(number);
+  }
+
+  // The words around an anchor will be looked at.
+  void expect(int64_t slot) const {
+    int64_t from = std::max<int64_t>(slot - unit_.behind(), 0);
+    int64_t to = std::min(slot + unit_.ahead() + 1, view_.capacity);
+    for (int64_t i = from; i < to && i < from + kWordsFetchedAhead; i += 8) __builtin_prefetch(&view_.words[i]);
+    for (int64_t i = from; i < to && i < from + kWordsFetchedAhead; i += 16) __builtin_prefetch(&view_.runs[i]);
   }
 
   int64_t draws_by_chance() const {
@@ -113,7 +128,6 @@ class WindowDraw {
   const WindowBatch& batch_;
   Random& random_;
   int64_t deadline_ns_;
-  Scratch& scratch_;
   Expander expander_;
   const Unit& unit_;
   std::vector<int64_t> legal_;
@@ -146,9 +160,7 @@ inline Outcome sample_windows(const View& view, Random random, const Unit& unit,
 // Expands given anchors; the rows of one that is no legal anchor get generation -1 and its own slot. A record that a
 // living client is changing is waited for.
 inline Outcome expand_given(const View& view, const Unit& unit, const WindowBatch& batch, int64_t deadline_ns) {
-  Scratch& scratch = Scratch::of_thread();
-  scratch.words.resize(batch.rows.count);
-  Expander expander(view, unit, batch, scratch.words);
+  Expander expander(view, unit, batch, Scratch::of_thread());
   std::vector<uint32_t> open(batch.windows);
   std::iota(open.begin(), open.end(), 0u);
   OwnerNap nap;
@@ -171,7 +183,7 @@ inline Outcome expand_given(const View& view, const Unit& unit, const WindowBatc
       }
       batch.anchors[batch.windows + number] = -1;
     }
-    copy_windows(view, unit, batch, scratch, placed);
+    expander.copy(placed);
     placed.insert(placed.end(), later.begin(), later.end());
     bool nearer = placed.size() < open.size();
     open.swap(placed);

@@ -75,6 +75,14 @@ class StartCounts {
     return -1;
   }
 
+  // Position of the start after the k-th, which lies in `position`; -1 when the counts were changing.
+  int64_t select_after(uint32_t lane, int64_t k, int64_t position) const {
+    int64_t end = (position / kStartBlock + 1) * kStartBlock;
+    for (++position; position < end && position < lane_capacity_; ++position)
+      if (is_start(lane, position)) return position;
+    return select(lane, k + 1);
+  }
+
  private:
   uint32_t& at(size_t level, uint32_t lane, int64_t node) const { return levels_[level][lane * widths_[level] + node]; }
   bool is_start(uint32_t lane, int64_t position) const {

@@ -63,10 +63,17 @@ class LaneWindow {
     int64_t behind = (window_.head - 1 - (slot - first_slot_)) % view_.lane_capacity;
     return window_.head - 1 - (behind < 0 ? behind + view_.lane_capacity : behind);
   }
+  // The slot that lies so many records behind this one, or before it; less than a lap away.
+  int64_t away_from(int64_t slot, int64_t offset) const {
+    int64_t position = slot - first_slot_ + offset;
+    if (position >= view_.lane_capacity) position -= view_.lane_capacity;
+    if (position < 0) position += view_.lane_capacity;
+    return first_slot_ + position;
+  }
   // Word first, run second: the second look at the word vouches for both.
-  Record look(int64_t ticket) const {
-    uint64_t word = order::observe(&view_.words[slot_of(ticket)]);
-    return {word, order::observe(&view_.runs[slot_of(ticket)])};
+  Record look(int64_t slot) const {
+    uint64_t word = order::observe(&view_.words[slot]);
+    return {word, order::observe(&view_.runs[slot])};
   }
   // Was this ticket still the newest of its slot when all that was looked at had been seen? A writer moves the head
   // before it publishes a word.
@@ -108,8 +115,11 @@ class Expander {
  public:
   enum Verdict { kPlaced, kIllegal, kUnsettled };
 
-  Expander(const View& view, const Unit& unit, const WindowBatch& batch, std::vector<uint64_t>& words)
-      : view_(view), unit_(unit), batch_(batch), words_(words), seen_(unit.behind() + unit.ahead() + 1) {}
+  Expander(const View& view, const Unit& unit, const WindowBatch& batch, Scratch& scratch)
+      : view_(view), unit_(unit), batch_(batch), words_(scratch.words), seen_(unit.behind() + unit.ahead() + 1),
+        straight_(batch.windows) {
+    words_.resize(batch.rows.count);
+  }
 
   // Fills the rows of window `number`. `word`: what the anchor's slot must show; 0: any record will do. kUnsettled: a
   // record is being changed, `in_the_way()` is its slot.
@@ -118,27 +128,40 @@ class Expander {
     int64_t ticket = lane.ticket_of(anchor);
     if (ticket < lane.oldest() || lane.size() == 0) return kIllegal;
     int64_t origin = unit_.behind();  // where the anchor lies in `seen_`
-    Record& here = seen_[origin] = lane.look(ticket);
+    Record& here = seen_[origin] = lane.look(anchor);
     if (word_busy(here.word)) return unsettled(anchor);
     if (!word_whole(here.word) || (word && here.word != word)) return kIllegal;
-    int64_t ahead = reach(lane, ticket, origin, 1, unit_.ahead());
-    int64_t behind = reach(lane, ticket, origin, -1, unit_.behind());
+    int64_t ahead = reach(lane, anchor, origin, 1, std::min(unit_.ahead(), lane.head() - 1 - ticket));
+    int64_t behind = reach(lane, anchor, origin, -1, std::min(unit_.behind(), ticket - lane.oldest()));
     if (ahead < 0 || behind < 0) return kUnsettled;
-    bool is_legal = ahead >= unit_.least && meets_demand(lane, ticket, ahead, behind);
+    bool is_legal = ahead >= unit_.least && meets_demand(lane, anchor, ticket, ahead, behind);
     if (!lane.still_has(ticket - behind)) return unsettled(anchor);
     if (!is_legal) return kIllegal;
     int64_t shift = unit_.moves() ? std::clamp<int64_t>(unit_.ahead() - ahead, 0, behind) : 0;
-    for (int64_t step = 0; step < unit_.records(); ++step) {
-      int64_t wanted = (step - unit_.burn_in) * unit_.dilation - shift;
-      int64_t offset = std::clamp(wanted, -behind, ahead);
-      int64_t row = batch_.row(unit_, number, step);
-      batch_.rows.index[row] = lane.slot_of(ticket + offset);
-      words_[row] = seen_[origin + offset].word;
-      batch_.valid[row] = wanted == offset;
-    }
+    if (!place_straight(lane, anchor, number, shift, ahead, behind)) place(lane, anchor, number, shift, ahead, behind);
     batch_.anchors[number] = anchor;
     batch_.anchors[batch_.windows + number] = static_cast<int64_t>(word_generation(here.word)) - 1;
     return kPlaced;
+  }
+
+  // Copies the windows in `open` and keeps those that changed meanwhile.
+  void copy(std::vector<uint32_t>& open) {
+    if (unit_.by_step) {
+      copy_by_step(open);
+    } else {
+      copy_by_window(open);
+    }
+    auto changed = [&](uint32_t number) {
+      uint64_t differences = 0;
+      for (int64_t step = 0; step < unit_.records(); ++step) {
+        int64_t row = batch_.row(unit_, number, step);
+        differences |= order::peek(&view_.words[batch_.rows.index[row]]) ^ words_[row];
+      }
+      return differences != 0;
+    };
+    stopping::at(stopping::kDrawn);
+    order::after_payload();
+    open.erase(std::remove_if(open.begin(), open.end(), [&](uint32_t number) { return !changed(number); }), open.end());
   }
 
   int64_t in_the_way() const { return in_the_way_; }
@@ -149,36 +172,92 @@ class Expander {
     return kUnsettled;
   }
 
-  // How far records belong together from the anchor on, one way, at most `limit`. What is being written for the first
-  // time is not there yet; -1 when a record is being changed.
-  int64_t reach(const LaneWindow& lane, int64_t ticket, int64_t origin, int64_t way, int64_t limit) {
-    int64_t gone = 0;
-    while (gone < limit) {
-      int64_t next = ticket + way * (gone + 1);
-      if (next >= lane.head() || next < lane.oldest()) break;
-      Record record = lane.look(next);
+  void place(const LaneWindow& lane, int64_t anchor, int64_t number, int64_t shift, int64_t ahead, int64_t behind) {
+    straight_[number] = false;
+    for (int64_t step = 0; step < unit_.records(); ++step) {
+      int64_t wanted = (step - unit_.burn_in) * unit_.dilation - shift;
+      int64_t offset = std::clamp(wanted, -behind, ahead);
+      int64_t row = batch_.row(unit_, number, step);
+      batch_.rows.index[row] = lane.away_from(anchor, offset);
+      words_[row] = seen_[unit_.behind() + offset].word;
+      batch_.valid[row] = wanted == offset;
+    }
+  }
+
+  // The same for a window of neighbouring slots, all of them real: most are. False: it is not one.
+  bool place_straight(const LaneWindow& lane, int64_t anchor, int64_t number, int64_t shift, int64_t ahead,
+                      int64_t behind) {
+    int64_t records = unit_.records();
+    int64_t from = -unit_.burn_in - shift;
+    int64_t slot = lane.away_from(anchor, std::max(from, -behind));
+    bool is_straight = !unit_.by_step && unit_.dilation == 1 && from >= -behind && from + records - 1 <= ahead &&
+                       lane.away_from(slot, records - 1) == slot + records - 1;
+    if (!is_straight) return false;
+    straight_[number] = true;
+    int64_t* index = batch_.rows.index + number * records;
+    uint64_t* words = words_.data() + number * records;
+    const Record* seen = &seen_[unit_.behind() + from];
+    for (int64_t step = 0; step < records; ++step) index[step] = slot + step;
+    for (int64_t step = 0; step < records; ++step) words[step] = seen[step].word;
+    std::memset(batch_.valid + number * records, 1, records);
+    return true;
+  }
+
+  void copy_by_window(const std::vector<uint32_t>& open) {
+    const Batch& rows = batch_.rows;
+    int64_t records = unit_.records();
+    for (size_t i = 0; i < open.size(); ++i) {
+      int64_t first = open[i] * records;
+      int64_t next = rows.index[i + 1 < open.size() ? open[i + 1] * records : first];
+      for (int64_t row = first, end; row < first + records; row = end) {
+        end = straight_[open[i]] ? first + records : row + 1;
+        while (end < first + records && rows.index[end] == rows.index[end - 1] + 1) ++end;
+        gather_stretch(view_, rows.index[row], row, end - row, next, rows.outputs);
+      }
+      for (int64_t row = first; row < first + records; ++row)
+        rows.generation[row] = static_cast<int64_t>(word_generation(words_[row])) - 1;
+    }
+  }
+
+  void copy_by_step(const std::vector<uint32_t>& open) {
+    const Batch& rows = batch_.rows;
+    for (int64_t step = 0; step < unit_.records(); ++step) {
+      int64_t first = step * batch_.windows;
+      gather(view_, rows.index + first, open.data(), static_cast<int64_t>(open.size()),
+             rows.outputs + step * view_.columns.size());
+      for (uint32_t number : open)
+        rows.generation[first + number] = static_cast<int64_t>(word_generation(words_[first + number])) - 1;
+    }
+  }
+
+  // How far records belong together from the anchor on, one way, at most `limit`, which no live record is beyond. What is
+  // being written for the first time is not there yet; -1 when a record is being changed.
+  int64_t reach(const LaneWindow& lane, int64_t anchor, int64_t origin, int64_t way, int64_t limit) {
+    const bool crosses = unit_.crosses();
+    for (int64_t gone = 0; gone < limit; ++gone) {
+      int64_t slot = lane.away_from(anchor, way * (gone + 1));
+      Record record = lane.look(slot);
       if (is_changing(record.word)) {
-        unsettled(lane.slot_of(next));
+        unsettled(slot);
         return -1;
       }
       const Record& here = seen_[origin + way * gone];
-      if (!(way > 0 ? follows(here, record, unit_.crosses()) : follows(record, here, unit_.crosses()))) break;
-      ++gone;
-      seen_[origin + way * gone] = record;
+      if (!(way > 0 ? follows(here, record, crosses) : follows(record, here, crosses))) return gone;
+      seen_[origin + way * (gone + 1)] = record;
     }
-    return gone;
+    return limit;
   }
 
-  bool meets_demand(const LaneWindow& lane, int64_t ticket, int64_t ahead, int64_t behind) const {
+  bool meets_demand(const LaneWindow& lane, int64_t anchor, int64_t ticket, int64_t ahead, int64_t behind) const {
     bool is_full = ahead == unit_.ahead() && behind >= unit_.dilation * unit_.burn_in;
     if (is_full || unit_.demand == Demand::kAnything) return true;
     if (unit_.demand == Demand::kFull) return false;
+    const Record& here = seen_[unit_.behind()];
     if (unit_.demand == Demand::kFullOrWhole)
-      return ticket == lane.oldest() || !follows(lane.look(ticket - 1), lane.look(ticket), unit_.crosses());
+      return ticket == lane.oldest() || !follows(lane.look(lane.away_from(anchor, -1)), here, unit_.crosses());
     // The newest record of an open trajectory has no future yet; that of one that was cut never will have.
-    int64_t next = ticket + ahead + 1;
-    bool ended = seen_[unit_.behind() + ahead].run & kRunLast;
-    return ahead == unit_.ahead() || ended || (next < lane.head() && !word_busy(lane.look(next).word));
+    if (ahead == unit_.ahead() || (seen_[unit_.behind() + ahead].run & kRunLast)) return true;
+    return ticket + ahead + 1 < lane.head() && !word_busy(lane.look(lane.away_from(anchor, ahead + 1)).word);
   }
 
   const View& view_;
@@ -186,39 +265,9 @@ class Expander {
   const WindowBatch& batch_;
   std::vector<uint64_t>& words_;
   std::vector<Record> seen_;
+  std::vector<uint8_t> straight_;  // one a window: its rows are neighbouring slots
   int64_t in_the_way_ = -1;
 };
-
-// Copies the windows in `open` and keeps those that changed meanwhile.
-inline void copy_windows(const View& view, const Unit& unit, const WindowBatch& batch, Scratch& scratch,
-                         std::vector<uint32_t>& open) {
-  auto& rows = scratch.pending;
-  const Batch& to = batch.rows;
-  auto steps = static_cast<uint32_t>(unit.records());
-  rows.clear();
-  for (uint32_t number : open)
-    for (uint32_t step = 0; step < steps; ++step) rows.push_back(static_cast<uint32_t>(batch.row(unit, number, step)));
-  if (!unit.by_step) {
-    gather_stretches(view, to.index, rows.data(), static_cast<int64_t>(rows.size()), to.outputs);
-  } else {
-    for (uint32_t step = 0; step < steps; ++step)
-      gather(view, to.index + step * batch.windows, open.data(), static_cast<int64_t>(open.size()),
-             to.outputs + step * view.columns.size());
-  }
-  for (uint32_t row : rows) to.generation[row] = static_cast<int64_t>(word_generation(scratch.words[row])) - 1;
-  stopping::at(stopping::kDrawn);
-  order::after_payload();
-  size_t kept = 0;
-  for (size_t i = 0; i < open.size(); ++i) {
-    bool whole = true;
-    for (uint32_t step = 0; step < steps; ++step) {
-      uint32_t row = rows[i * steps + step];
-      whole &= order::peek(&view.words[to.index[row]]) == scratch.words[row];
-    }
-    if (!whole) open[kept++] = open[i];
-  }
-  open.resize(kept);
-}
 
 // The runs of a lane, oldest first: first ticket, records, number, whether it ended. What is void, in flight or of another
 // run cuts.
@@ -227,7 +276,7 @@ inline std::vector<std::array<int64_t, 4>> list_runs(const View& view, uint32_t 
   std::vector<std::array<int64_t, 4>> runs;
   Record before{0, 0};
   for (int64_t ticket = lane.oldest(); ticket < lane.head(); ++ticket) {
-    Record record = lane.look(ticket);
+    Record record = lane.look(lane.slot_of(ticket));
     if (word_whole(record.word)) {
       if (!follows(before, record, false)) runs.push_back({ticket, 0, record.run & kRunNumberMask, 0});
       ++runs.back()[1];
