@@ -18,11 +18,12 @@ from shmrb.nesting import fields_of
 from shmrb.planner.populations import Slots
 from shmrb.records import is_tensor
 
+INT64 = np.dtype(np.int64)
 # A generation that no record has.
 NO_RECORD = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Handles:
     """Slots and the generations their records had, int64 and contiguous.
 
@@ -117,8 +118,8 @@ def whole_numbers(value: Any, what: str) -> Slots:
         array = np.asarray(value)
     except (OverflowError, ValueError, TypeError, RuntimeError) as error:
         raise RecordError(f"{what}: expected whole numbers, got {value!r} ({error}).") from None
-    if array.dtype == np.int64 and array.ndim == 1:
-        return np.ascontiguousarray(array)
+    if array.dtype == INT64 and array.ndim == 1:
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
     if array.size == 0 and array.dtype.kind == "f":
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu":

@@ -7,7 +7,7 @@ by one by the native core, each in one step against readers and against updaters
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from shmrb.errors import EmptyBufferError, RecordError, UnknownKeyError
 from shmrb.fields import TENSOR_PATH, Field
 from shmrb.handles import Handles, whole_numbers
 from shmrb.likeness import is_mapping
+from shmrb.nesting import fields_of
 from shmrb.records import RecordReader, is_tensor
 from shmrb.waiting import Call
 
@@ -73,7 +74,7 @@ class ConditionalUpdates:
             raise RecordError("version_key and version must be provided together.")
         if require_newer and version is None:
             raise RecordError(f"{CALL.name}: require_newer=True compares versions: give version=.")
-        values = dict(_leaves(patch))
+        values = _leaves(patch)
         key_path = None if version_key is None else _version_path(version_key, values)
         verdicts = np.zeros(handles.size, np.uint8)
         if not values and version is None and not self._is_initialized():
@@ -158,19 +159,20 @@ class ConditionalUpdates:
         return finish
 
 
-def _leaves(patch: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Paths and values of a patch: nested dictionaries, tuple keys, or a TensorDict."""
+def _leaves(patch: Any, above: Path = ()) -> dict[Path, Any]:
+    """Values of a patch by path: nested dictionaries, tuple keys, or a TensorDict."""
     if not is_mapping(patch):
         if above or patch is None:
             raise RecordError(f"patch: expected fields by name, got {type(patch).__name__}.")
-        yield TENSOR_PATH, patch  # of a buffer whose records are bare arrays
-        return
-    for key, value in patch.items():
-        path = (*above, *_unravelled(key))
-        if type(value) is not np.ndarray and not is_tensor(value) and is_mapping(value):
-            yield from _leaves(value, path)
+        return {TENSOR_PATH: patch}  # of a buffer whose records are bare arrays
+    leaves: dict[Path, Any] = {}
+    for key, value in fields_of(patch).items():
+        path = (*above, key) if type(key) is str else (*above, *_unravelled(key))
+        if is_tensor(value) or type(value) is np.ndarray or not is_mapping(value):
+            leaves[path] = value
         else:
-            yield path, value
+            leaves |= _leaves(value, path)
+    return leaves
 
 
 def _unravelled(key: Any) -> Path:

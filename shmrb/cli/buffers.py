@@ -180,9 +180,10 @@ def stats(
     if behind is not None:
         values["policy_lag"] = behind
     tables.show(tables.numbers(values), "", tables.lanes(one), "", tables.clients(one))
-    if one.limiter is not None:
-        limits = {key: value for key, value in one.limiter.to_json().items() if key != "kind"}
-        tables.show("", tables.numbers(limits))
+    for state in (one.limiter, one.priorities):
+        if state is not None:
+            told = {key: value for key, value in state.to_json().items() if key != "kind"}
+            tables.show("", tables.numbers(told))
 
 
 def drop(
