@@ -174,9 +174,10 @@ class TestLife:
         creator = threading.Timer(0.1, lambda: made.append(parameters(like=LIKE)))
         creator.start()
         with parameters(timeout=60) as reader:
+            # The name is there before the creator's constructor has returned.
+            creator.join()
             assert reader.schema.paths == made[0].schema.paths
         made[0].close()
-        creator.join()
 
     def test_reader_of_a_missing_name(self) -> None:
         with pytest.raises(NoSuchBufferError, match="policy"):
