@@ -20,12 +20,13 @@ GOALS = (
     Target(who.OURS_SLICES, who.TORCHRL_SLICES, 10.0, WORK),
     Target(who.OURS_SLICES_OF_MANY, who.OURS_SLICES_OF_FEW, 1 / 3, WORK),
 )
+CONTENDERS = tuple(CAPACITIES)
 
 
 def measure(bench: Bench, answer: Answer) -> None:
     """Nothing is written meanwhile, so TorchRL looks for the trajectories only once."""
     with bench.stage(answer) as stage:
-        for contender in bench.chosen(list(CAPACITIES)):
+        for contender in bench.chosen(CONTENDERS):
             stage.enter(contender, SMALL, CAPACITIES[contender], LENGTH * SLICES, fill=True)
         bench.time(answer, stage, WORK, "sample", latency=True)
     judge(answer, GOALS)
