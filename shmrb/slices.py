@@ -44,7 +44,7 @@ class SliceUnit:
         self._own = len(schema.fields)
         self._name = name
         # Of the last batch, since loops draw one of the same size again.
-        self._known: tuple[Any, Any] = (None, None)
+        self._known: tuple[tuple[int, int], tuple[Any, Any, Any]] = (0, 0), (None, None, None)
         init = sampler.init_path
         self._init = schema.find(init) if init in schema.paths else None
 
