@@ -1,6 +1,6 @@
 """A collector process: steps one environment with the newest policy and writes what happens.
 
-`python -m shmrb.demo.collector ENV NUMBER`; imports no torch.
+`python -m shmrb.demo.collector JOB NUMBER`; imports no torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import shmrb
 from shmrb.demo import recipe
+from shmrb.demo.job import Job
 from shmrb.demo.policy import Policy
 from shmrb.demo.reports import StopRequest, report
 from shmrb.demo.seals import Stamper
@@ -18,15 +19,15 @@ from shmrb.demo.seals import Stamper
 STARTUP_S = 60.0  # the learner imports torch before it publishes
 
 
-def collect(env_id: str, number: int, stop: StopRequest) -> None:
+def collect(job: Job, number: int, stop: StopRequest) -> None:
     """Write records until somebody asks for the end.
 
     Args:
-        env_id: the environment.
+        job: of the run.
         number: which collector this is; no two of a run share one.
         stop: when to end.
     """
-    env = recipe.make_env(env_id)
+    env = recipe.make_env(job.env)
     first_action = int(env.action_space.start)
     label = f"collector {number}"
     options: dict[str, Any] = {"timeout": STARTUP_S, "format": "numpy", "client_name": label}
@@ -83,4 +84,4 @@ def collect(env_id: str, number: int, stop: StopRequest) -> None:
 
 
 if __name__ == "__main__":
-    collect(sys.argv[1], int(sys.argv[2]), StopRequest())
+    collect(Job.from_argument(sys.argv[1]), int(sys.argv[2]), StopRequest())

@@ -102,8 +102,12 @@ class DQN:
         self.updates = 0
 
     @torch.no_grad()
-    def update(self, batch: Any) -> None:
-        """One gradient step on a batch as `ReplayBuffer.sample` gives it."""
+    def update(self, batch: Any) -> Tensor:
+        """One gradient step on a batch as `ReplayBuffer.sample` gives it.
+
+        Returns:
+            float32 [N], the absolute error of each value: how much there is to learn from it.
+        """
         observation = batch["observation"].flatten(1).float()
         action = batch["action"].unsqueeze(1) - self._first_action
         after = batch["next"]
@@ -114,11 +118,17 @@ class DQN:
         flow = self.online.flow(observation)
         error = flow[-1].gather(1, action) - goal
         # The Huber loss is a parabola out to 1 and a line from there.
-        slope = error.clamp_(-1.0, 1.0).div_(len(error))
+        slope = error.clamp(-1.0, 1.0).div_(len(error))
+        weight = batch.get("priority_weight")
+        if weight is not None:
+            # Drawn more often for their errors, records count for less.
+            slope *= weight.unsqueeze(1)
         self.online.set_gradient(flow, torch.zeros_like(flow[-1]).scatter_(1, action, slope))
         self._optimizer.step()
         self._target.vector.lerp_(self.online.vector, TARGET_STEP)
         self.updates += 1
+        errors: Tensor = error.abs_().squeeze(1)
+        return errors
 
     def tree(self) -> dict[str, Any]:
         """What the collectors need: the weights, and how often to act at random."""

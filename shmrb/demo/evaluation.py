@@ -1,6 +1,6 @@
 """The evaluation process: how good the newest policy is, without chance, every few seconds.
 
-`python -m shmrb.demo.evaluation ENV SECONDS`; imports no torch.
+`python -m shmrb.demo.evaluation JOB SECONDS`; imports no torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 import shmrb
 from shmrb.demo import recipe
+from shmrb.demo.job import Job
 from shmrb.demo.policy import Policy
 from shmrb.demo.reports import StopRequest, report
 
@@ -23,9 +24,9 @@ FIRST_SEED = 1_000_000
 STARTUP_S = 60.0
 
 
-def make_envs(env_id: str) -> list[Any]:
+def make_envs(job: Job) -> list[Any]:
     """One environment an episode."""
-    return [recipe.make_env(env_id) for _ in range(EPISODES)]
+    return [recipe.make_env(job.env) for _ in range(EPISODES)]
 
 
 def evaluate(policy: Policy, envs: list[Any]) -> NDArray[np.float64]:
@@ -51,9 +52,9 @@ def evaluate(policy: Policy, envs: list[Any]) -> NDArray[np.float64]:
     return returns
 
 
-def evaluate_regularly(env_id: str, period_s: float) -> None:
+def evaluate_regularly(job: Job, period_s: float) -> None:
     """Evaluate and report, again and again, until the process is ended."""
-    envs = make_envs(env_id)
+    envs = make_envs(job)
     parameters = shmrb.Parameters(
         recipe.POLICY, timeout=STARTUP_S, format="numpy", client_name="evaluation"
     )
@@ -72,4 +73,4 @@ def evaluate_regularly(env_id: str, period_s: float) -> None:
 
 if __name__ == "__main__":
     StopRequest()
-    evaluate_regularly(sys.argv[1], float(sys.argv[2]))
+    evaluate_regularly(Job.from_argument(sys.argv[1]), float(sys.argv[2]))

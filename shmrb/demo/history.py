@@ -69,8 +69,13 @@ class Kill:
 
 @dataclass
 class History:
-    """Everything that was noted, in order of time."""
+    """Everything that was noted, in order of time.
 
+    Attributes:
+        is_prioritized: what is stale are priority updates, which the buffer refused.
+    """
+
+    is_prioritized: bool = False
     points: list[Point] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)

@@ -1,7 +1,6 @@
 """The learner process: draws batches, checks each record of them, learns, publishes its policy.
 
-`python -m shmrb.demo.learner ENV KIND`, where KIND is "dqn", or "onlooker", which only draws and
-loads no torch.
+`python -m shmrb.demo.learner JOB`; an onlooker only draws, and loads no torch.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from typing import Any, Protocol
 import numpy as np
 
 import shmrb
+from shmrb.batches import GENERATION, INDEX
 from shmrb.demo import recipe
+from shmrb.demo.job import ONLOOKER, Job
 from shmrb.demo.policy import random_tree
 from shmrb.demo.reports import StopRequest, report
-from shmrb.demo.seals import Checker, leaf_of
-
-DQN, ONLOOKER = "dqn", "onlooker"
+from shmrb.demo.seals import Checker
 
 STARTUP_S = 60.0
 REPORT_EVERY_S = 0.25
@@ -27,8 +26,8 @@ REPORT_EVERY_S = 0.25
 class Learner(Protocol):
     """What the process needs of an algorithm."""
 
-    def update(self, batch: Any) -> None:
-        """Learn from one batch, as the buffer gives it."""
+    def update(self, batch: Any) -> Any:
+        """Learn from one batch, as the buffer gives it; how wrong it was about each record."""
 
     def tree(self) -> dict[str, Any]:
         """What the collectors need in order to act."""
@@ -46,7 +45,7 @@ class Onlooker:
         chance = np.random.default_rng(0)
         self._tree = random_tree((observation_size, 64, 64, actions), 1.0, chance)
 
-    def update(self, batch: Any) -> None:
+    def update(self, batch: Any) -> Any:
         """Nothing: being drawn and checked was all."""
 
     def tree(self) -> dict[str, Any]:
@@ -54,23 +53,65 @@ class Onlooker:
         return self._tree
 
 
-def make_learner(kind: str, env_id: str) -> Learner:
-    """The algorithm of that name for this environment."""
-    env = recipe.make_env(env_id)
+class Feedback(Protocol):
+    """What is told the buffer about the records of a batch that was learned from."""
+
+    def give(self, batch: Any, errors: Any) -> int:
+        """Tell it; how many of the records were overwritten meanwhile."""
+
+
+class Priorities:
+    """The errors become priorities, those of records that are still there.
+
+    Args:
+        buffer: a prioritized one.
+    """
+
+    def __init__(self, buffer: shmrb.ReplayBuffer) -> None:
+        self._buffer = buffer
+        self._beta = shmrb.LinearScheduler(
+            buffer, "beta", recipe.BETA_END, num_steps=recipe.BETA_UPDATES
+        )
+
+    def give(self, batch: Any, errors: Any) -> int:
+        """Set them; how many were refused since their records are gone."""
+        self._beta.step()
+        return self._buffer.update_priority(batch, errors).stale_count
+
+
+class Lookout:
+    """Tells the buffer nothing, and only counts the records that are gone.
+
+    Args:
+        buffer: any.
+    """
+
+    def __init__(self, buffer: shmrb.ReplayBuffer) -> None:
+        self._buffer = buffer
+
+    def give(self, batch: Any, errors: Any) -> int:
+        """How many were overwritten meanwhile."""
+        now = self._buffer.generations_of(batch[INDEX])
+        return int((now != batch[GENERATION]).sum())
+
+
+def make_learner(job: Job) -> Learner:
+    """The algorithm of the job, for its environment."""
+    env = recipe.make_env(job.env)
     size = int(np.prod(env.observation_space.shape))
     actions, first = int(env.action_space.n), int(env.action_space.start)
     env.close()
-    if kind == ONLOOKER:
+    if job.learner == ONLOOKER:
         return Onlooker(size, actions)
     from shmrb.demo.dqn import DQN as Algorithm
 
     return Algorithm(size, actions, first)
 
 
-def learn(env_id: str, kind: str, stop: StopRequest) -> None:
+def learn(job: Job, stop: StopRequest) -> None:
     """Learn until somebody asks for the end."""
-    learner = make_learner(kind, env_id)
-    form = "numpy" if kind == ONLOOKER else "torch"
+    learner = make_learner(job)
+    form = "numpy" if job.learner == ONLOOKER else "torch"
     options: dict[str, Any] = {"format": form, "client_name": "learner"}
     parameters = shmrb.Parameters(recipe.POLICY, like=learner.tree(), **options)
     version = parameters.publish(learner.tree())
@@ -78,17 +119,15 @@ def learn(env_id: str, kind: str, stop: StopRequest) -> None:
     batch = buffer.sample(timeout=STARTUP_S)
     assert buffer.schema is not None
     checker = Checker(buffer.schema, batch)
-    drawn = leaf_of(batch, ("index_generation",))
+    feedback: Feedback = Priorities(buffer) if job.is_prioritized else Lookout(buffer)
     updates = stale = 0
     report_at = 0.0
     with stop.deferred():
         while not stop.is_made:
             checker.check()
-            learner.update(batch)
+            errors = learner.update(batch)
             updates += 1
-            # Records that were overwritten while the learner was at work on them.
-            now = leaf_of({"now": buffer.generations_of(batch["index"])}, ("now",))
-            stale += int(np.count_nonzero(now != drawn))
+            stale += feedback.give(batch, errors)
             if updates % recipe.PUBLISH_EVERY == 0:
                 version = parameters.publish(learner.tree())
             if time.monotonic() >= report_at:
@@ -112,4 +151,4 @@ def _report(updates: int, version: int, checker: Checker, stale: int) -> None:
 
 
 if __name__ == "__main__":
-    learn(sys.argv[1], sys.argv[2], StopRequest())
+    learn(Job.from_argument(sys.argv[1]), StopRequest())

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shmrb.demo.job import DQN, ONLOOKER, PRIORITIZED, SAMPLERS, UNIFORM, Job
+
 REACHED, NOT_REACHED, BROKEN, INTERRUPTED = 0, 1, 2, 130
 
 SECONDS, QUICK_SECONDS = 120.0, 10.0
@@ -23,6 +25,7 @@ class Options:
         env: id of a Gymnasium environment.
         collectors: processes that step it.
         seconds: how long it may take.
+        sampler: how the learner draws.
         target: mean return to reach; None: the environment's own threshold.
         out: directory for demo.png; None: a new temporary one.
         quick: no learning, no torch, one kill.
@@ -31,9 +34,15 @@ class Options:
     env: str = "CartPole-v1"
     collectors: int = 3
     seconds: float = SECONDS
+    sampler: str = PRIORITIZED
     target: float | None = None
     out: str | None = None
     quick: bool = False
+
+    @property
+    def job(self) -> Job:
+        """What its processes are told."""
+        return Job(self.env, ONLOOKER if self.quick else DQN, self.sampler)
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -53,14 +62,28 @@ def parse(arguments: Sequence[str]) -> Options:
         type=_positive,
         help=f"give up after so many [{SECONDS:g}, with --quick {QUICK_SECONDS:g}]",
     )
+    parser.add_argument(
+        "--sampler",
+        choices=SAMPLERS,
+        help=f"how the learner draws [{PRIORITIZED}]",
+    )
     parser.add_argument("--target", type=float, help="mean return [the environment's threshold]")
     parser.add_argument("--out", help="directory for demo.png [a temporary one]")
     parser.add_argument(
         "--quick", action="store_true", help="no learning and no torch: rates and one kill"
     )
     given = parser.parse_args(arguments)
-    seconds = given.seconds or (QUICK_SECONDS if given.quick else SECONDS)
-    return Options(given.env, given.collectors, seconds, given.target, given.out, given.quick)
+    if given.quick and given.sampler == PRIORITIZED:
+        parser.error("--quick learns nothing and has no errors to set priorities by: leave one out")
+    return Options(
+        env=given.env,
+        collectors=given.collectors,
+        seconds=given.seconds or (QUICK_SECONDS if given.quick else SECONDS),
+        sampler=given.sampler or (UNIFORM if given.quick else PRIORITIZED),
+        target=given.target,
+        out=given.out,
+        quick=given.quick,
+    )
 
 
 def _at_least_one(text: str) -> int:

@@ -22,6 +22,11 @@ MIN_SIZE = 1_000
 
 EPSILON_START, EPSILON_END, EPSILON_UPDATES = 1.0, 0.02, 3_000
 
+# Prioritized draws: alpha as in Schaul et al. 2016 (arXiv:1511.05952); beta rises to its end, since
+# the correction matters most when the values are nearly right.
+ALPHA = 0.6
+BETA_START, BETA_END, BETA_UPDATES = 0.4, 1.0, 12_000
+
 # Records that a collector writes at a time; it also looks for a newer policy so often.
 CHUNK = 64
 # Updates between two publications: 40 records at 32 samples an insert.

@@ -49,7 +49,7 @@ def cells(history: History, window_s: float) -> dict[str, str]:
         "return": _number(history.latest_return),
         "training": _number(point.training_return),
         "policy lag": _number(point.lag),
-        "stale": f"{point.stale:,}",
+        "stale refused" if history.is_prioritized else "stale": f"{point.stale:,}",
         "blocked": f"{point.blocked}",
         "attached": f"{point.attached}",
     }

@@ -51,10 +51,12 @@ def lines(outcome: Outcome, ledger: Ledger, history: History, target: float | No
             f"policy lag {statistics.mean(history.lags):.1f} versions on average, "
             f"{max(history.lags):.1f} at most"
         )
-    found.append(
-        f"stale {outcome.stale:,}: drawn records that were overwritten while the learner worked on "
-        "them"
+    what = (
+        "priority updates that were refused, since their records were"
+        if history.is_prioritized
+        else "drawn records that were"
     )
+    found.append(f"stale {outcome.stale:,}: {what} overwritten while the learner worked on them")
     return found
 
 

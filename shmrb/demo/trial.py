@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import shmrb
-from shmrb.demo import learner, recipe
+from shmrb.demo import recipe
 from shmrb.demo.history import Evaluation, History, Kill, Point
 from shmrb.demo.ledger import Ledger
 from shmrb.demo.options import Options
@@ -71,9 +71,10 @@ class Trial:
         stage: Stage,
         screen: Screen,
     ) -> None:
-        self.history = History()
+        self.history = History(options.job.is_prioritized)
         self.ledger = Ledger(schema, recipe.CAPACITY)
         self._options = options
+        self._job = options.job.to_argument()
         self._target = target
         self._schema = schema
         self._stage = stage
@@ -122,19 +123,25 @@ class Trial:
             limiter=shmrb.RateLimiter(
                 min_size=recipe.MIN_SIZE, samples_per_insert=recipe.SAMPLES_PER_INSERT
             ),
+            sampler=self._sampler(),
             batch_size=recipe.BATCH,
             format="numpy",
             client_name="orchestrator",
         )
-        env = self._options.env
-        kind = learner.ONLOOKER if self._options.quick else learner.DQN
-        self._learner = self._stage.start("learner", "shmrb.demo.learner", env, kind)
+        self._learner = self._stage.start("learner", "shmrb.demo.learner", self._job)
         for _ in range(self._options.collectors):
             self._start_collector()
         self._evaluation: Child | None = None
         if not self._options.quick:
             period = str(EVALUATE_EVERY_S)
-            self._evaluation = self._stage.start("evaluation", "shmrb.demo.evaluation", env, period)
+            self._evaluation = self._stage.start(
+                "evaluation", "shmrb.demo.evaluation", self._job, period
+            )
+
+    def _sampler(self) -> shmrb.RandomSampler | shmrb.PrioritizedSampler:
+        if self._options.job.is_prioritized:
+            return shmrb.PrioritizedSampler(alpha=recipe.ALPHA, beta=recipe.BETA_START)
+        return shmrb.RandomSampler()
 
     def _connect(self, since: float) -> shmrb.Client | None:
         """A connection to the daemon, if it is up."""
@@ -147,9 +154,7 @@ class Trial:
 
     def _start_collector(self) -> Child:
         number = str(len(self._collectors))
-        child = self._stage.start(
-            f"collector {number}", "shmrb.demo.collector", self._options.env, number
-        )
+        child = self._stage.start(f"collector {number}", "shmrb.demo.collector", self._job, number)
         self._collectors.append(child)
         return child
 

@@ -154,6 +154,12 @@ class TestSummary:
         assert "killed daemon at 40.0 s and 40,000 records; its successor was not at work" in text
         assert "policy lag 4.0 versions on average" in text
         assert "missed" not in text
+        assert "stale 3: drawn records that were overwritten" in text
+
+    def test_it_tells_of_refused_priority_updates(self) -> None:
+        history = History(is_prioritized=True)
+        lines = summary.lines(self.OUTCOME, Ledger(SCHEMA, 1_000), history, 475.0)
+        assert lines[-1].startswith("stale 3: priority updates that were refused")
 
 
 def test_rates_are_those_of_the_window() -> None:

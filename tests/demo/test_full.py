@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ def test_learns_through_both_kills(start_demo: StartDemo, tmp_path: Path) -> Non
     assert "killed collector 0" in text
     assert "killed daemon" in text
     assert "torn 0:" in text
+    refused = re.search(r"stale ([\d,]+): priority updates that were refused", text)
+    assert refused
+    assert refused[1] != "0"
     assert "lost 0, doubled 0:" in text
     assert (tmp_path / "demo.png").exists()
     demo.wait_until_nothing_is_left()

@@ -77,7 +77,8 @@ def test_gradient_is_that_of_autograd(sizes: tuple[int, ...]) -> None:
     torch.testing.assert_close(network.vector.grad, expected)
 
 
-def test_an_update_is_that_of_torch() -> None:
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_an_update_is_that_of_torch(is_weighted: bool) -> None:
     learner = DQN(4, actions=3)
     module, target = sequential(learner.online), sequential(learner.online)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
@@ -95,6 +96,9 @@ def test_an_update_is_that_of_torch() -> None:
             },
             [64],
         )
+        weights = torch.rand(64, 1, generator=chance) if is_weighted else torch.ones(64, 1)
+        if is_weighted:
+            batch["priority_weight"] = weights.squeeze(1)
         after = batch["next"]
         with torch.no_grad():
             best = module(after["observation"]).argmax(1, keepdim=True)
@@ -102,11 +106,13 @@ def test_an_update_is_that_of_torch() -> None:
             goal = after["reward"] + 0.99 * ahead * ~after["terminated"]
         value = module(batch["observation"]).gather(1, batch["action"][:, None])
         optimizer.zero_grad()
-        torch.nn.functional.smooth_l1_loss(value, goal).backward()
+        losses = torch.nn.functional.smooth_l1_loss(value, goal, reduction="none")
+        (weights * losses).mean().backward()
         optimizer.step()
         for follower, leader in zip(target.parameters(), module.parameters(), strict=True):
             follower.data.lerp_(leader.data, 0.01)
-        learner.update(batch)
+        errors = learner.update(batch)
+        torch.testing.assert_close(errors, (value - goal).abs().squeeze(1).detach())
     expected = torch.nn.utils.parameters_to_vector(module.parameters())
     torch.testing.assert_close(learner.online.vector, expected.detach(), rtol=1e-4, atol=1e-5)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,12 @@ def test_columns() -> None:
     }
 
 
+def test_prioritized_what_is_stale_are_refused_updates() -> None:
+    shown = screen.cells(replace(HISTORY, is_prioritized=True), 5.0)
+    assert shown["stale refused"] == "12"
+    assert "stale" not in shown
+
+
 def test_a_line_every_five_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,13 +82,24 @@ def test_picture(tmp_path: Path) -> None:
 
 def test_options() -> None:
     assert parse([]) == Options()
-    assert parse(["--quick"]) == Options(quick=True, seconds=10.0)
+    assert parse(["--quick"]) == Options(quick=True, seconds=10.0, sampler="uniform")
+    assert parse(["--sampler=uniform"]) == Options(sampler="uniform")
     words = ["--env=Acrobot-v1", "--collectors=2", "--seconds=9", "--target=-90"]
     asked = Options(env="Acrobot-v1", collectors=2, seconds=9.0, target=-90.0)
     assert parse(words) == asked
 
 
-@pytest.mark.parametrize("words", ["--collectors 0", "--seconds -1", "--seconds nan", "--what"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--collectors 0",
+        "--seconds -1",
+        "--seconds nan",
+        "--what",
+        "--sampler newest",
+        "--quick --sampler prioritized",
+    ],
+)
 def test_wrong_options_exit_with_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(words.split())
@@ -97,7 +115,7 @@ def test_unfit_environments_are_refused(env: str) -> None:
 
 def test_evaluation_has_no_chance_in_it() -> None:
     policy = Policy(random_tree((4, 64, 2), 1.0, np.random.default_rng(5)))
-    envs = evaluation.make_envs("CartPole-v1")
+    envs = evaluation.make_envs(Options().job)
     first, again = evaluation.evaluate(policy, envs), evaluation.evaluate(policy, envs)
     assert len(first) == 20
     assert (first == again).all()
