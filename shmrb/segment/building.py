@@ -12,20 +12,47 @@ import os
 import shutil
 import struct
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shmrb import core
 from shmrb.segment import doorbell, layout, names
 from shmrb.segment.entries import READY_STATE, open_directory
-from shmrb.segment.filesystem import NO_ROOM, check_room, no_room, unproven
+from shmrb.segment.filesystem import unproven
 from shmrb.segment.layout import Declaration, Layout, Meta
-from shmrb.segment.mapping import Mapping, create_reserved
+from shmrb.segment.mapping import Mapping, create_reserved, touch
+from shmrb.segment.room import NO_ROOM, check_room, no_room
 from shmrb.spec import BufferSpec, Priorities
 
 # Without a batch size the limiter's error buffer is chosen for this one.
 ASSUMED_BATCH = 256
 # A word of native/abi.h: never written, and void.
 VOID_WORD = 2
+
+# Hears how many bytes of how many have their place.
+Progress = Callable[[int, int], None]
+
+
+class _Steps:
+    """How far a reservation has come. A byte counts half when it is reserved, half when touched."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.reserved = 0
+        self._touched = 0
+        self._total = total
+        self._progress = progress
+
+    def more_reserved(self, count: int) -> None:
+        self.reserved += count
+        self._report()
+
+    def more_touched(self, count: int) -> None:
+        self._touched += count
+        self._report()
+
+    def _report(self) -> None:
+        if self._progress is not None:
+            self._progress((self.reserved + self._touched) // 2, self._total)
 
 
 @dataclass
@@ -73,23 +100,24 @@ class Building:
                 os.close(descriptor)
             shutil.rmtree(path)
             if error.errno in NO_ROOM:
-                raise no_room(root, live_bytes, error.errno) from None
+                raise no_room(root, {names.LIVE_LOCK: live_bytes}, error.errno) from None
             raise
         return cls(path, build, descriptor)
 
-    def reserve_and_fill(self, meta: Meta, file_mode: int) -> None:
+    def reserve_and_fill(
+        self, meta: Meta, file_mode: int, progress: Progress | None = None
+    ) -> None:
         """Make every file, `meta` last. Takes as long as touching the memory takes.
 
         Raises:
             CapacityError: there is no room; nothing is left.
         """
-        needed = meta.layout.total_bytes
+        files = meta.layout.all_files
+        steps = _Steps(meta.layout.total_bytes, progress)
         try:
-            check_room(self.path, needed)
+            check_room(self.path, files)
             with open_directory(self.path) as directory:
-                for name, size in meta.layout.files.items():
-                    if name != names.LIVE_LOCK:
-                        create_reserved(name, size, directory=directory, mode=file_mode)
+                self._reserve(meta.layout, directory, file_mode, steps)
                 core.stopping_point("sized")
                 _fill_versions(meta.layout, directory, self.path)
                 _write_control(meta, directory)
@@ -100,9 +128,23 @@ class Building:
             # What is available is what was there before.
             self.discard()
             if error.errno in NO_ROOM:
-                raise no_room(os.path.dirname(self.path), needed, error.errno) from None
+                place = os.path.dirname(self.path)
+                raise no_room(place, files, error.errno, steps.reserved) from None
             raise
         core.stopping_point("filled")
+
+    def _reserve(self, layout_: Layout, directory: int, file_mode: int, steps: _Steps) -> None:
+        """Every file but `live.lock`, which is there, and `meta`: first its room, then its pages.
+
+        What does not fit is found out before anything is touched, which takes longer.
+        """
+        sizes = {name: size for name, size in layout_.files.items() if name != names.LIVE_LOCK}
+        for name, size in sizes.items():
+            create_reserved(
+                name, size, directory=directory, mode=file_mode, advance=steps.more_reserved
+            )
+        for name, size in sizes.items():
+            touch(name, size, directory=directory, where=self.path, advance=steps.more_touched)
 
     def write_declaration(self, declaration: Declaration, file_mode: int) -> None:
         """Make the file of a buffer that has no memory yet."""

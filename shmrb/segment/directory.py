@@ -27,7 +27,7 @@ from shmrb.errors import (
 from shmrb.schema import Schema
 from shmrb.segment import building, doorbell, entries, names, removal, stamps
 from shmrb.segment.administration import TIMEOUT_S, administration_lock
-from shmrb.segment.building import Building
+from shmrb.segment.building import Building, Progress
 from shmrb.segment.entries import Entry, State
 from shmrb.segment.filesystem import check_file_system
 from shmrb.segment.layout import Declaration, Layout, Meta
@@ -147,7 +147,12 @@ class Root:
         )
 
     def create(
-        self, spec: BufferSpec, name: str | None = None, *, exist: Exist = "attach"
+        self,
+        spec: BufferSpec,
+        name: str | None = None,
+        *,
+        exist: Exist = "attach",
+        progress: Progress | None = None,
     ) -> Created:
         """Reserve a buffer, or declare one that has no schema yet.
 
@@ -156,6 +161,7 @@ class Root:
             name: None makes a private buffer that ends with its creator.
             exist: what to do when the name is taken. "attach": use what is there if its description
                 is equal; "error"; "replace": drop it, members or not, once the new one is built.
+            progress: hears from time to time how many bytes of how many have their place.
 
         Raises:
             AlreadyExistsError: the name is taken, and what it bears is described otherwise, or
@@ -171,7 +177,9 @@ class Root:
                 found = self.find(name)
                 if found.state is not State.MISSING:
                     return self._use(found, spec, exist)
-            created = self._build(spec, layout, name, replaces=exist == "replace")
+            created = self._build(
+                spec, layout, name, replaces=exist == "replace", progress=progress
+            )
             if created is not None:
                 return created
 
@@ -290,7 +298,13 @@ class Root:
         return Created(found, False)
 
     def _build(
-        self, spec: BufferSpec, layout: Layout | None, name: str | None, *, replaces: bool
+        self,
+        spec: BufferSpec,
+        layout: Layout | None,
+        name: str | None,
+        *,
+        replaces: bool,
+        progress: Progress | None,
     ) -> Created | None:
         """A new buffer under this name, or None if somebody else took the name meanwhile."""
         with self._lock():
@@ -301,7 +315,7 @@ class Root:
             if layout is None:
                 made.write_declaration(Declaration(spec, uuid, time.time_ns()), self.mode)
             else:
-                made.reserve_and_fill(Meta(layout, uuid, time.time_ns()), self.mode)
+                made.reserve_and_fill(Meta(layout, uuid, time.time_ns()), self.mode, progress)
             with self._lock():
                 there = entries.look(self.path, own_name)
                 gone = None

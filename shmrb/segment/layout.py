@@ -137,9 +137,14 @@ class Layout:
         return cls(spec, files, regions, columns, text, hashlib.sha256(text).digest())
 
     @property
+    def all_files(self) -> dict[str, int]:
+        """Bytes of each file, `meta` too."""
+        return {names.META: HEADER_BYTES + len(self.json), **self.files}
+
+    @property
     def total_bytes(self) -> int:
         """Bytes that the whole buffer takes."""
-        return HEADER_BYTES + len(self.json) + sum(self.files.values())
+        return sum(self.all_files.values())
 
     @property
     def creator_byte(self) -> int:

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import os
 import stat
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from shmrb.errors import ClosedError, FormatMismatchError
 # An interrupted fallocate on tmpfs gives back all that the call had taken: large ones would never
 # end under a busy signal.
 RESERVE_STEP_BYTES = 256 * 1024 * 1024
+# The least that can be reserved anywhere.
+PAGE_BYTES = 4096
 _ZEROS = bytes(1024 * 1024)
 
 _PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
@@ -116,18 +119,16 @@ class Mapping:
             raise ClosedError("expected a mapping that is open, got a closed one")
         return np.asarray(self._pages)[offset : offset + size].view(dtype)
 
-    def populate(self) -> None:
-        """Touch every page for writing, so that each is charged to this process.
+    def populate(self, start: int, length: int) -> None:
+        """Touch pages for writing, so that each is charged to this process.
 
         Raises:
             OSError: EINVAL where the kernel is too old, ENOMEM or EFAULT where there is no room.
         """
-        for start in range(0, self.size, RESERVE_STEP_BYTES):
-            length = min(RESERVE_STEP_BYTES, self.size - start)
-            while _libc.madvise(self.address + start, length, _MADV_POPULATE_WRITE) != 0:
-                number = ctypes.get_errno()
-                if number not in (errno.EINTR, errno.EAGAIN):
-                    raise OSError(number, os.strerror(number))
+        while _libc.madvise(self.address + start, length, _MADV_POPULATE_WRITE) != 0:
+            number = ctypes.get_errno()
+            if number not in (errno.EINTR, errno.EAGAIN):
+                raise OSError(number, os.strerror(number))
 
     def close(self) -> None:
         """Unmap, or leave that to the last view. Again: nothing."""
@@ -135,45 +136,98 @@ class Mapping:
         self.address = 0
 
 
-def create_reserved(name: str, size: int, *, directory: int, mode: int) -> None:
-    """Make a file of zeros in an open directory whose every byte has its place.
+def create_reserved(
+    name: str,
+    size: int,
+    *,
+    directory: int,
+    mode: int,
+    advance: Callable[[int], None] = lambda _bytes: None,
+) -> None:
+    """Make a file in an open directory whose every byte has its place.
 
     Args:
         name: the file; it must not exist.
         size: bytes, >= 1.
         directory: a descriptor.
         mode: its permissions, whatever the umask.
+        advance: hears how many more bytes are reserved, after each step.
 
     Raises:
-        OSError: an errno of `filesystem.NO_ROOM` where there is no room; then the file may be left
+        OSError: an errno of `room.NO_ROOM` where there is no room; then the file may be left
             behind for the caller to remove.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(name, flags, 0o600, dir_fd=directory)
     try:
         os.fchmod(descriptor, mode)
-        # posix_fallocate calls again on EINTR, after the signal's handler had its turn.
-        for start in range(0, size, RESERVE_STEP_BYTES):
-            os.posix_fallocate(descriptor, start, min(RESERVE_STEP_BYTES, size - start))
-        _touch(descriptor, size)
+        start, most = 0, RESERVE_STEP_BYTES
+        while start < size:
+            length = min(most, size - start)
+            try:
+                # It calls again on EINTR, after the signal's handler had its turn.
+                os.posix_fallocate(descriptor, start, length)
+            except OSError as error:
+                if error.errno != errno.EDQUOT or length <= PAGE_BYTES:
+                    raise
+                # What a quota leaves is told by nobody: smaller steps find out.
+                most = length // 2
+                continue
+            start += length
+            advance(length)
     finally:
         os.close(descriptor)
 
 
-def _touch(descriptor: int, size: int) -> None:
-    mapping = Mapping(descriptor, size, writable=True)
+def touch(
+    name: str,
+    size: int,
+    *,
+    directory: int,
+    where: str,
+    is_lasting: bool = False,
+    advance: Callable[[int], None] = lambda _bytes: None,
+) -> None:
+    """Give every page of a reserved file its memory, or on a disk its bytes.
+
+    Args:
+        name: the file.
+        size: bytes that were reserved.
+        directory: a descriptor.
+        where: what to call the directory in messages.
+        is_lasting: see that the zeros reach the disk, which may promise more than it has.
+        advance: hears how many more bytes are touched, after each step.
+
+    Raises:
+        OSError: an errno of `room.NO_ROOM` where there is no room.
+    """
+    mapping = Mapping.open(name, size, directory=directory, writable=True, where=where)
     try:
-        mapping.populate()
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        _write_zeros(descriptor, size)
+        for start in range(0, size, RESERVE_STEP_BYTES):
+            length = min(RESERVE_STEP_BYTES, size - start)
+            try:
+                mapping.populate(start, length)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                _write_zeros(name, start, length, directory)
+            advance(length)
     finally:
         mapping.close()
+    if is_lasting:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def _write_zeros(descriptor: int, size: int) -> None:
+def _write_zeros(name: str, start: int, length: int, directory: int) -> None:
     """What `populate` does, for kernels without it. Fails with ENOSPC, never with a signal."""
-    offset = 0
-    while offset < size:
-        offset += os.pwrite(descriptor, _ZEROS[: size - offset], offset)
+    descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
+    try:
+        end = start + length
+        while start < end:
+            start += os.pwrite(descriptor, _ZEROS[: end - start], start)
+    finally:
+        os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import Any
 
@@ -24,6 +25,7 @@ from shmrb.segment.entries import Entry, State
 from shmrb.segment.filesystem import unproven
 from shmrb.segment.layout import CONSUMPTION_WORDS, Layout, start_levels
 from shmrb.segment.mapping import Mapping
+from shmrb.segment.room import no_addresses
 from shmrb.spec import BufferSpec
 
 # A buffer can be replaced while a client attaches; more often than this, something is wrong.
@@ -68,17 +70,7 @@ class Member:
         self.uuid = entry.meta.uuid
         self.layout: Layout = entry.meta.layout
         self.client_name = client_name
-        self._maps = {
-            name: Mapping.open(
-                name,
-                size,
-                directory=directory,
-                writable=name in _WRITABLE[role],
-                where=entry.path,
-            )
-            for name, size in self.layout.files.items()
-            if name != names.LIVE_LOCK
-        }
+        self._maps = self._map(directory)
         self.segment = core.Segment(self._geometry())
         self._bells: dict[Which, Bell] = {}
 
@@ -236,6 +228,24 @@ class Member:
         if self._hold is not None:
             self._hold.release()
             self._hold = None
+
+    def _map(self, directory: int) -> dict[str, Mapping]:
+        try:
+            return {
+                name: Mapping.open(
+                    name,
+                    size,
+                    directory=directory,
+                    writable=name in _WRITABLE[self._role],
+                    where=self._entry.path,
+                )
+                for name, size in self.layout.files.items()
+                if name != names.LIVE_LOCK
+            }
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            raise no_addresses(self._entry.path, self.layout.total_bytes) from None
 
     def _geometry(self) -> dict[str, Any]:
         """What the native core needs to know, all from the private copy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
@@ -13,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from shmrb.errors import ClosedError, FormatMismatchError
-from shmrb.segment import filesystem
 from shmrb.segment import mapping as mappings
-from shmrb.segment.mapping import Mapping, create_reserved
+from shmrb.segment.mapping import Mapping, create_reserved, touch
 
 SIZE = 1024 * 1024
 
@@ -29,6 +29,7 @@ def directory(root: Path) -> Iterator[int]:
 
 def _create(directory: int, name: str = "file", size: int = SIZE, mode: int = 0o600) -> None:
     create_reserved(name, size, directory=directory, mode=mode)
+    touch(name, size, directory=directory, where="here")
 
 
 def _open(
@@ -130,11 +131,34 @@ def test_what_does_not_fit_is_an_error_and_no_signal(directory: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, hard))
     try:
-        with pytest.raises(OSError, match="File too large") as caught:
+        with pytest.raises(OSError, match="File too large"):
             _create(directory, "big", 2 * SIZE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    error = filesystem.no_room("/dev/shm", 2 * SIZE, caught.value.errno)
-    assert "RLIMIT_FSIZE" in str(error)
-    assert error.needed_bytes == 2 * SIZE
-    assert error.available_bytes > 0
+
+
+def test_each_step_of_a_reservation_is_told(
+    directory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mappings, "RESERVE_STEP_BYTES", 400_000)
+    told: list[int] = []
+    create_reserved("file", SIZE, directory=directory, mode=0o600, advance=told.append)
+    touch("file", SIZE, directory=directory, where="here", is_lasting=True, advance=told.append)
+    assert told == 2 * [400_000, 400_000, SIZE - 800_000]
+
+
+def test_a_quota_is_reached_in_ever_smaller_steps(
+    directory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve, quota = os.posix_fallocate, 300_000
+
+    def limited(descriptor: int, start: int, length: int) -> None:
+        if start + length > quota:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        reserve(descriptor, start, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", limited)
+    told: list[int] = []
+    with pytest.raises(OSError, match="quota"):
+        create_reserved("file", SIZE, directory=directory, mode=0o600, advance=told.append)
+    assert quota - 4096 < sum(told) <= quota
