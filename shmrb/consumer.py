@@ -13,13 +13,12 @@ from shmrb.consuming import Consuming
 from shmrb.copies import joined_batches, kept, read_batch
 from shmrb.core import SLICE_NS, Bell, Outcome, Segment, Status
 from shmrb.drawn import Ahead, Drawn
-from shmrb.ends import EndOrder
+from shmrb.ends import EndOrder, nothing_there
 from shmrb.errors import EmptyBufferError, SpecError
 from shmrb.planner.passes import Pass
 from shmrb.planner.populations import Slots
 from shmrb.planner.populations import windows as live_windows
 from shmrb.schema import Schema
-from shmrb.segment import snapshot
 from shmrb.spec import (
     FifoSampler,
     LifoSampler,
@@ -358,11 +357,9 @@ class _Take:
         spec = attachment.spec
         with attachment.guard:
             live = live_windows(segment, spec.lane_capacity)
-            if not live:
-                return int(Status.CLOSED), 0, 0, 0, 0
             limited = spec.limiter is not None
             if sum(live) < (self.count if limited and order.sampler.drop_last else 1):
-                return int(Status.LIMITED if _holds_up(segment) else Status.EMPTY), 0, 0, 0, 0
+                return nothing_there(segment)
             slots = order.take(live, spec.lane_capacity, self.count, attachment.rng.next())
             delivered = False
             try:
@@ -381,8 +378,3 @@ class _Take:
             self.batch = self.form.allocate(len(slots))
         np.asarray(self.batch.index)[:] = slots
         return read_batch(segment, self.batch, len(slots), cost)
-
-
-def _holds_up(segment: Segment) -> bool:
-    limiter = snapshot.limiter(segment)
-    return limiter.enabled and not limiter.lifted

@@ -14,7 +14,6 @@ from shmrb.drawn import Drawn
 from shmrb.errors import EmptyBufferError
 from shmrb.planner.ends import End, end_of
 from shmrb.planner.populations import Slots
-from shmrb.segment import snapshot
 from shmrb.waiting import Call
 from shmrb.windowing import Flags
 
@@ -101,7 +100,7 @@ class _Read:
         self.end = end = self.order.end(segment, self.count)
         count = len(end.slots)
         if count == 0:
-            return nothing_there(segment), 0, 0, 0, 0
+            return nothing_there(segment)
         self.batch = self.form.allocate(count)
         np.asarray(self.batch.index)[:] = end.slots
         outcome: Outcome = read_batch(segment, self.batch, count, self.cost * count)
@@ -110,9 +109,9 @@ class _Read:
         return outcome
 
 
-def nothing_there(segment: Segment) -> int:
-    """The status of a choice from nothing."""
+def nothing_there(segment: Segment) -> Outcome:
+    """The outcome of a choice from nothing: under limits one insert may pass them."""
     if not segment.lanes():
-        return int(Status.CLOSED)
-    limiter = snapshot.limiter(segment)
-    return int(Status.LIMITED if limiter.enabled and not limiter.lifted else Status.EMPTY)
+        return int(Status.CLOSED), 0, 0, 0, 0
+    outcome: Outcome = segment.open_inserts()
+    return outcome

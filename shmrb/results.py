@@ -125,9 +125,9 @@ class LimiterInfo(Description):
         inserts, samples: counted since creation or the last `empty`.
         size: records that may be drawn.
         min_size, samples_per_insert, min_diff, max_diff: the limits.
-        opened_by: token of a consumer that found nothing legal to draw while writers were blocked,
-            which opens the insert side; 0 = shut.
-        opened_times: how often that happened.
+        opened_by: token of a consumer that has nothing to draw, for want of records or because none
+            is legal: one insert may pass the limits; 0 = shut.
+        opened_times: inserts that went ahead only because of that.
         pending: samples of records that are held: inserts have no room for others yet.
     """
 

@@ -148,7 +148,10 @@ class Wait:
         def is_over() -> bool:
             nonlocal latest
             latest = op(segment)
-            return latest[0] not in WAITED_OUT
+            if latest[0] not in WAITED_OUT:
+                return True
+            post(self.member, latest[4])  # a refused draw may have opened the insert side
+            return False
 
         if self.member.bell(bell).wait(is_over, self.deadline - time.monotonic()):
             return latest if latest[0] not in WAITED_OUT else op(segment)

@@ -193,10 +193,11 @@ class _Take:
         with attachment.guard:
             anchors = order.choose(segment, self.count, self.shape.length)
             if anchors is None:
-                return nothing_there(segment), 0, 0, 0, 0
+                return nothing_there(segment)
             if len(anchors) == 0:
                 order.give_back()
-                return int(Status.NO_WINDOW), 0, 0, 0, 0
+                _, _, _, _, wake = nothing_there(segment)
+                return int(Status.NO_WINDOW), 0, 0, 0, wake
             delivered = False
             try:
                 cost = source.unit.cost(len(anchors), self.shape) if limited else 0

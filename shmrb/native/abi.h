@@ -75,7 +75,7 @@ struct LimiterBlock {
   double max_diff;
   int64_t uncounted;    // reserved rows that do not count as inserts: preloads, and rows reclaimed uncommitted
   int64_t lift_mark;    // rows reserved when the limits were lifted
-  uint64_t opened_by;   // token of a consumer whose draw found nothing legal while writers were blocked; 0 = shut
+  uint64_t opened_by;   // token of a consumer that has nothing to draw: one insert may pass the limits; 0 = shut
   uint64_t opened_times;
 };
 static_assert(sizeof(LimiterBlock) == 88);

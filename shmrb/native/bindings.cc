@@ -106,22 +106,28 @@ nb::tuple update_rows(Segment& s, uint64_t index, int64_t count, uint64_t genera
   });
 }
 
+// The answer to a question. Of a dropped buffer it still bears the value, for those who look at what is left.
+Outcome answer(const View& view, Outcome outcome) {
+  if (outcome.status == kOk && !view.is_ready()) outcome.status = kDead;
+  return outcome;
+}
+
 nb::tuple generations(Segment& s, uint64_t index, int64_t count, uint64_t out) {
   return call(s, [&](const View& view) -> Outcome {
     for (int64_t i = 0; i < count; ++i) {
       int64_t slot = at<const int64_t>(index)[i];
       at<int64_t>(out)[i] = view.in_range(slot) ? public_generation(view, slot) : -1;
     }
-    return {};
+    return answer(view, {});
   });
 }
 
 nb::tuple size_of(Segment& s) {
-  return call(s, [&](const View& view) { return size(view, s.live_lock().c_str()); });
+  return call(s, [&](const View& view) { return answer(view, size(view, s.live_lock().c_str())); });
 }
 
 nb::tuple write_count_of(Segment& s) {
-  return call(s, [&](const View& view) -> Outcome { return {kOk, write_count(view), kNothing, 0, 0}; });
+  return call(s, [&](const View& view) { return answer(view, {kOk, write_count(view), kNothing, 0, 0}); });
 }
 
 uint64_t address(nb::handle array) {
@@ -211,7 +217,7 @@ NB_MODULE(_native, m) {
       .def("close", &Segment::close, nb::call_guard<nb::gil_scoped_release>())
       .def("abandon", &Segment::abandon)
       .def("alive", [](Segment& s, uint32_t token) { return s.view.liveness.alive(token); }, "token"_a)
-      .def("is_ready", [](Segment& s) { return order::observe(&s.view.control->state) == kReadyState; })
+      .def("is_ready", [](Segment& s) { return s.view.is_ready(); })
       .def("extend", &extend, "lane"_a, "count"_a, "columns"_a, "versions"_a, "flags"_a, "slice_ns"_a,
            "priorities"_a = 0, "slots"_a = 0)
       .def("write", &write_one, "slot"_a, "columns"_a, "version"_a, "slice_ns"_a)
@@ -225,6 +231,12 @@ NB_MODULE(_native, m) {
           return o;
         });
       }, "records"_a, "slice_ns"_a)
+      .def("open_inserts", [](Segment& s) {
+        return call(s, [](const View& view) -> Outcome {
+          bool limited = limits_apply(view);
+          return {limited ? kLimited : kEmpty, 0, kNothing, 0, limited ? open_inserts(view) : 0};
+        });
+      })
       .def("sample", &sample, "rng"_a, "count"_a, "outputs"_a, "index"_a, "generation"_a, "version"_a, "cost"_a,
            "slice_ns"_a)
       .def("sample_by_mass", &sample_by_mass, "rng"_a, "count"_a, "outputs"_a, "index"_a, "generation"_a, "weights"_a,

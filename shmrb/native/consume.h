@@ -140,7 +140,7 @@ inline Outcome take(const View& view, Random random, const Wish& wish, int64_t* 
   for (;;) {
     Held held(view, view.control->control_lock, deadline_ns);
     if (!held) return blocked_on(kControlLock, held.who());
-    if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+    if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
     settle_holes(view, true);
     int64_t returned = settle_holders(view, consumption.members() == 0);
     if (returned > wish.count) wake = ring_records(view);  // for others too
@@ -159,8 +159,11 @@ inline Outcome take(const View& view, Random random, const Wish& wish, int64_t* 
     }
     auto cost = static_cast<int64_t>(wish.cost) * static_cast<int64_t>(chosen.size());
     bool limited = limits_apply(view);
-    if (chosen.empty()) return {limited ? kLimited : kEmpty, 0, kNothing, 0, wake};
-    if (limited && !may_sample(view, cost)) return {kLimited, 0, kNothing, 0, wake};
+    // While others hold records, what they end or give back is what there will be to draw.
+    bool opens = consumption.pending() == 0 && (chosen.empty() || in_want(view));
+    if (chosen.empty() && !limited) return {kEmpty, 0, kNothing, 0, wake};
+    if (chosen.empty() || (limited && !may_sample(view, cost)))
+      return {kLimited, 0, kNothing, 0, wake | (opens ? open_inserts(view) : 0)};
     take_records(view, chosen, limited ? wish.cost : 0u);
     for (size_t i = 0; i < chosen.size(); ++i) {
       slots[i] = chosen[i];
@@ -189,7 +192,7 @@ inline Outcome end_takes(const View& view, bool back, int64_t count, const int64
   Consumption consumption = view.consumption();
   Held held(view, view.control->control_lock, deadline_ns);
   if (!held) return blocked_on(kControlLock, held.who());
-  if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   int64_t ended = 0;
   {
     Disagreeing disagreeing(view);

@@ -109,12 +109,12 @@ inline Outcome sample_prioritized(const View& view, Random random, const Batch& 
                                   int64_t deadline_ns) {
   if (!view.has(kPriorities)) return {kCorrupt, 0, kNothing, 0, 0};
   if (!view.acts()) return {kReadOnly, 0, kNothing, 0, 0};
-  if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   Outcome charged = charge(view, cost, deadline_ns);
   if (charged.status != kOk) return charged;
   Outcome drawn = draw_prioritized(view, random, batch, weights, deadline_ns);
-  settle_charge(view, charged.value, drawn.status == kOk, drawn.status == kEmpty || drawn.status == kNoMass);
-  if (view.has(kLimiter)) drawn.wake |= ring_room(view);
+  bool nothing_legal = drawn.status == kEmpty || drawn.status == kNoMass;
+  drawn.wake |= settle_charge(view, charged.value, drawn.status == kOk, nothing_legal);
   if (drawn.status == kOk) count_sample(view, batch.count, drawn.value);
   return drawn;
 }
@@ -150,7 +150,7 @@ inline Outcome update_priorities(const View& view, int64_t count, const int64_t*
   }
   Held held(view, view.control->control_lock, deadline_ns);
   if (!held) return blocked_on(kControlLock, held.who());
-  if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   if (alpha != order::peek_value(&block.alpha)) {
     impossible = make_leaves(block, count, raw, leaves);
     if (impossible >= 0) return {kRefused, impossible, kNothing, 0, 0};

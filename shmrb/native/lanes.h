@@ -80,6 +80,7 @@ inline Outcome empty_lanes(const View& view, const std::vector<uint32_t>& lanes,
   if (view.has(kConsumption)) return {kCorrupt, 0, kNothing, 0, 0};
   Held outer(view, view.control->empty_lock, deadline_ns);
   if (!outer) return blocked_on(kEmptyLock, outer.who());
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   for (uint32_t lane : lanes)
     if (!is_ticket(order::peek(&view.lanes[lane].head))) return {kCorrupt, 0, kNothing, 0, 0};
   if (!view.has(kOneLock)) {

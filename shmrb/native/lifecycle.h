@@ -73,6 +73,7 @@ inline void empty_lane(const View& view, LaneBlock& lane, bool reset_write_count
 inline Outcome empty(const View& view, bool reset_write_count, int64_t deadline_ns) {
   Held outer(view, view.control->empty_lock, deadline_ns);
   if (!outer) return blocked_on(kEmptyLock, outer.who());
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   auto empty_all = [&]() -> Outcome {
     for (uint32_t i = 0; i < view.lane_count; ++i)
       if (!is_ticket(order::peek(&view.lanes[i].head))) return {kCorrupt, 0, kNothing, 0, 0};
@@ -97,7 +98,8 @@ inline Outcome empty(const View& view, bool reset_write_count, int64_t deadline_
   }
   LimiterBlock& limiter = view.control->limiter;
   if (reset_write_count && view.has(kLimiter))
-    change(view, view.control->journal, {{&limiter.samples, 0}, {&limiter.uncounted, 0}, {&limiter.lift_mark, 0}});
+    change(view, view.control->journal,
+           {{&limiter.samples, 0}, {&limiter.uncounted, 0}, {&limiter.lift_mark, 0}, {&limiter.opened_by, 0}});
   held.let_go();
   return {kOk, 0, kNothing, 0, ring_room(view)};
 }
@@ -111,6 +113,7 @@ struct Limits {
 inline Outcome set_limits(const View& view, const Limits& limits, int64_t deadline_ns) {
   Held held(view, view.control->control_lock, deadline_ns);
   if (!held) return blocked_on(kControlLock, held.who());
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   LimiterBlock& limiter = view.control->limiter;
   change(view, view.control->journal,
          {{&limiter.enabled, limits.enabled},
@@ -126,6 +129,7 @@ inline Outcome set_limits(const View& view, const Limits& limits, int64_t deadli
 inline Outcome lift_limits(const View& view, bool lifted, int64_t deadline_ns) {
   Held held(view, view.control->control_lock, deadline_ns);
   if (!held) return blocked_on(kControlLock, held.who());
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   LimiterBlock& limiter = view.control->limiter;
   if (lifted && !limiter.lifted) {
     change(view, view.control->journal,
@@ -141,6 +145,7 @@ inline Outcome lift_limits(const View& view, bool lifted, int64_t deadline_ns) {
 
 // Leases a lane, or with lane < 0 the free lane that was written least recently. value: the lane. kBusy: `who` has it.
 inline Outcome lease_lane(const View& view, int64_t lane) {
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   for (;;) {
     int64_t choice = lane;
     uint32_t in_the_way = 0;

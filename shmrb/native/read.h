@@ -165,12 +165,11 @@ inline void count_sample(const View& view, int64_t records, int64_t redraws) {
 
 // Charge, draw, settle. `cost`: loss-bearing records to charge, 0 for none.
 inline Outcome sample_uniform(const View& view, Random random, const Batch& batch, int64_t cost, int64_t deadline_ns) {
-  if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   Outcome charged = charge(view, cost, deadline_ns);
   if (charged.status != kOk) return charged;
   Outcome drawn = draw_uniform(view, random, batch, deadline_ns);
-  settle_charge(view, charged.value, drawn.status == kOk, drawn.status == kEmpty);
-  if (view.has(kLimiter) && view.writable) drawn.wake |= ring_room(view);
+  drawn.wake |= settle_charge(view, charged.value, drawn.status == kOk, drawn.status == kEmpty);
   if (drawn.status == kOk && view.token) count_sample(view, batch.count, drawn.value);
   return drawn;
 }
@@ -217,13 +216,12 @@ inline Outcome read_slots(const View& view, const Batch& batch, int64_t deadline
 
 // Charge, read, settle: what a sampler that chose the slots itself calls.
 inline Outcome sample_slots(const View& view, const Batch& batch, int64_t cost, int64_t deadline_ns) {
-  if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   Outcome charged = charge(view, cost, deadline_ns);
   if (charged.status != kOk) return charged;
   Outcome read = read_slots(view, batch, deadline_ns);
   if (cost == 0) return read;
-  settle_charge(view, charged.value, read.status == kOk, false);
-  if (view.has(kLimiter) && view.writable) read.wake |= ring_room(view);
+  read.wake |= settle_charge(view, charged.value, read.status == kOk, false);
   if (read.status == kOk && view.token) count_sample(view, batch.count, 0);
   return read;
 }

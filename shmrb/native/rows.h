@@ -1,7 +1,6 @@
 // The rows of a write on their way into the slots: payload, versions, runs.
 #pragma once
 
-#include "bells.h"
 #include "limiter.h"
 
 namespace shmrb {

@@ -145,14 +145,13 @@ inline std::unique_ptr<AnchorSource> anchor_source(const View& view, AnchorKind 
 // Charge, draw windows, settle.
 inline Outcome sample_windows(const View& view, Random random, const Unit& unit, AnchorKind kind,
                               const WindowBatch& batch, int64_t cost, int64_t deadline_ns) {
-  if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   Outcome charged = charge(view, cost, deadline_ns);
   if (charged.status != kOk) return charged;
   std::unique_ptr<AnchorSource> source = anchor_source(view, kind, unit, batch.windows, deadline_ns);
   Outcome drawn = WindowDraw(view, unit, *source, batch, random, deadline_ns).run();
   bool nothing_legal = drawn.status == kEmpty || drawn.status == kNoWindow || drawn.status == kNoMass;
-  settle_charge(view, charged.value, drawn.status == kOk, nothing_legal);
-  if (view.has(kLimiter) && view.acts()) drawn.wake |= ring_room(view);
+  drawn.wake |= settle_charge(view, charged.value, drawn.status == kOk, nothing_legal);
   if (drawn.status == kOk && view.token) count_sample(view, batch.rows.count, drawn.value);
   return drawn;
 }
@@ -197,13 +196,12 @@ inline Outcome expand_given(const View& view, const Unit& unit, const WindowBatc
 // Charge, expand, settle: what a sampler that chose the anchors itself calls.
 inline Outcome read_windows(const View& view, const Unit& unit, const WindowBatch& batch, int64_t cost,
                             int64_t deadline_ns) {
-  if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   Outcome charged = charge(view, cost, deadline_ns);
   if (charged.status != kOk) return charged;
   Outcome read = expand_given(view, unit, batch, deadline_ns);
   if (cost == 0) return read;
-  settle_charge(view, charged.value, read.status == kOk, false);
-  if (view.has(kLimiter) && view.writable) read.wake |= ring_room(view);
+  read.wake |= settle_charge(view, charged.value, read.status == kOk, false);
   if (read.status == kOk && view.token) count_sample(view, batch.rows.count, 0);
   return read;
 }

@@ -153,7 +153,7 @@ inline Outcome update(const View& view, const Patch& patch, int64_t deadline_ns)
     nap.rest(view, busy, owner, deadline_ns);
   }
   stopping::at(stopping::kUpdateClaimed);
-  bool ready = order::observe(&view.control->state) == kReadyState;
+  bool ready = view.is_ready();
   for (size_t i = 0; i < rows.size();) {
     int64_t slot = patch.index[rows[i]];
     size_t end = i + 1;

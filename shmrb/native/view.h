@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "bells.h"
 #include "consumption.h"
 #include "order.h"
 #include "ownership.h"
@@ -46,6 +47,8 @@ struct View {
   Liveness liveness;
 
   bool has(Feature feature) const { return features & feature; }
+  // Not dropped.
+  bool is_ready() const { return order::observe(&control->state) == kReadyState; }
   // Has a client slot to change shared words by.
   bool acts() const { return writable && token != 0; }
   ClientBlock* me() const { return token ? &clients[token_slot(token)] : nullptr; }
@@ -92,5 +95,9 @@ inline bool ticket_is_live(const View& view, int64_t slot) {
   const LaneBlock& lane = view.lanes[view.lane_of(slot)];
   return slot % view.lane_capacity < Window::of(lane).tickets(view.lane_capacity);
 }
+
+// Who waits for records, and who waits for room to write. They return the posts owed, each in its half of Outcome::wake.
+inline uint64_t ring_records(const View& view) { return ring(view.control->records_bell); }
+inline uint64_t ring_room(const View& view) { return static_cast<uint64_t>(ring(view.control->room_bell)) << 32; }
 
 }  // namespace shmrb

@@ -74,9 +74,6 @@ inline void reserve(const View& view, LaneBlock& lane, int64_t first_slot, int64
   stopping::at(stopping::kHeadMoved);
 }
 
-inline uint64_t ring_records(const View& view) { return ring(view.control->records_bell); }
-inline uint64_t ring_room(const View& view) { return static_cast<uint64_t>(ring(view.control->room_bell)) << 32; }
-
 // Appends rows.count <= max(1, lane_capacity / 2) records to a lane. Where writes fill consumed slots these come first,
 // oldest consumption first; the other rows take tickets. value: the ticket of the first row that took one.
 inline Outcome append(const View& view, uint32_t lane_index, const Rows& rows, uint32_t flags, int64_t deadline_ns) {
@@ -91,11 +88,12 @@ inline Outcome append(const View& view, uint32_t lane_index, const Rows& rows, u
   for (;;) {
     Held held(view, view.lock_of(lane_index), deadline_ns);
     if (!held) return blocked_on(view.lock_kind(), held.who());
-    if (order::observe(&view.control->state) != kReadyState) return {kDead, 0, kNothing, 0, 0};
+    if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
     head = order::peek(&lane.head);
     if (!is_ticket(head)) return {kCorrupt, 0, kNothing, 0, 0};
     settle_marked(view, lane, first_slot, head);
-    if (!(flags & kAdmitted) && !may_insert(view, rows.count)) return {kLimited, 0, kNothing, 0, 0};
+    Admission admission = flags & kAdmitted ? Admission::kWithinLimits : may_insert(view, rows.count);
+    if (admission == Admission::kRefused) return {kLimited, 0, kNothing, 0, 0};
     if (view.has(kRefills)) {
       settle_holes(view, true);
       refill.plan(view, head);
@@ -109,6 +107,7 @@ inline Outcome append(const View& view, uint32_t lane_index, const Rows& rows, u
     }
     if (owner == 0) {
       stopping::at(stopping::kClaimed);
+      shut_inserts(view, admission);
       reserve(view, lane, first_slot, head, tail.rows, refill, flags);
       break;
     }
@@ -145,7 +144,10 @@ inline Outcome admit(const View& view, int64_t rows, int64_t deadline_ns) {
   if (!limits_apply(view)) return {};
   Held held(view, view.control->control_lock, deadline_ns);
   if (!held) return blocked_on(kControlLock, held.who());
-  return {may_insert(view, rows) ? kOk : kLimited, 0, kNothing, 0, 0};
+  Admission admission = may_insert(view, rows);
+  if (admission == Admission::kRefused) return {kLimited, 0, kNothing, 0, 0};
+  shut_inserts(view, admission);
+  return {};
 }
 
 // Writes one record into a given slot without a ticket: head and ring order stay, the slot gets a new generation.
@@ -157,7 +159,7 @@ inline Outcome refill(const View& view, int64_t slot, const Rows& row, int64_t d
     nap.rest(view, slot, owner, deadline_ns);
   }
   stopping::at(stopping::kClaimed);
-  if (order::observe(&view.control->state) != kReadyState) {
+  if (!view.is_ready()) {
     free_slot(view, slot);
     return {kDead, 0, kNothing, 0, 0};
   }
@@ -181,6 +183,7 @@ inline Outcome refill(const View& view, int64_t slot, const Rows& row, int64_t d
 inline Outcome end_trajectory(const View& view, uint32_t lane_index, int64_t deadline_ns) {
   Held held(view, view.lock_of(lane_index), deadline_ns);
   if (!held) return blocked_on(view.lock_kind(), held.who());
+  if (!view.is_ready()) return {kDead, 0, kNothing, 0, 0};
   LaneBlock& lane = view.lanes[lane_index];
   int64_t head = order::peek(&lane.head);
   if (!is_ticket(head)) return {kCorrupt, 0, kNothing, 0, 0};

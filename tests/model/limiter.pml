@@ -11,7 +11,7 @@
  * A consumer finds something legal to draw when WINDOW rows are whole.
  *
  * A consumer that cannot draw for want of records, refused because live < MIN_SIZE or with nothing legal, opens the insert
- * side for one call: the producer that goes ahead only because of that shuts it again.
+ * side for one call: the producer that goes ahead next shuts it again.
  *
  * A blocked client is a guard that waits until another try would go differently, or a dead client is to be reaped.
  *
@@ -249,10 +249,7 @@ proctype Producer(byte id) {
 					atomic { first = 0; living = 0 }
 				:: else ->
 #ifndef STAYS_OPEN
-					if
-					:: atomic { !WITHIN(LIVE_BY_HINT) -> opened_by = 0 }
-					:: else
-					fi;
+					opened_by = 0;
 #endif
 					marked = (head + ROWS) % LAP;
 					do

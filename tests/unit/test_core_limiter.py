@@ -40,15 +40,21 @@ def set_limits(
 
 
 class Trace:
-    """One ring and the copy of Reverb's limiter beside it."""
+    """One ring and the copy of Reverb's limiter beside it.
+
+    One thing is ours: after a draw that was refused for want of records one insert may pass, if the
+    limits could let so many rows in at another time.
+    """
 
     def __init__(self, ring: RawSegment) -> None:
         self.ring = ring
         self.model = ReverbLimiter()
+        self.is_open = False
 
     def begin(self, chance: random.Random) -> None:
         ok(self.ring.empty(reset=True))
         self.model = ReverbLimiter()
+        self.is_open = False
         self.set_limits(chance)
 
     def set_limits(self, chance: random.Random) -> None:
@@ -66,12 +72,18 @@ class Trace:
     def live(self) -> int:
         return self.model.inserts - self.model.deletes
 
+    def may_insert(self, count: int) -> bool:
+        model = self.model
+        could = count * model.samples_per_insert <= model.max_diff - model.min_diff
+        return model.can_insert(count) or (self.is_open and could)
+
     def inserted(self, count: int) -> None:
+        self.is_open = False
         self.model.inserts += count
         self.model.deletes += max(0, self.live - self.ring.capacity)
 
     def insert(self, count: int) -> None:
-        allowed = self.model.can_insert(count)
+        allowed = self.may_insert(count)
         outcome = self.ring.extend(rows(count))
         assert (outcome[0] == Status.OK) == allowed, self.model
         if allowed:
@@ -80,7 +92,7 @@ class Trace:
             assert outcome[0] == Status.LIMITED
 
     def insert_in_chunks(self, count: int) -> None:
-        allowed = self.model.can_insert(count)
+        allowed = self.may_insert(count)
         assert (self.ring.segment.admit(count, SLICE)[0] == Status.OK) == allowed, self.model
         if not allowed:
             return
@@ -94,8 +106,10 @@ class Trace:
         assert (outcome[0] == Status.OK) == allowed, self.model
         if allowed:
             self.model.samples += count
+            self.is_open = False
         else:
             assert outcome[0] == Status.LIMITED
+            self.is_open = self.is_open or self.live < self.model.min_size
 
     def empty(self) -> None:
         ok(self.ring.empty(reset=False))
@@ -226,7 +240,7 @@ def test_limits_change_at_run_time(root: Path) -> None:
     assert limiter["inserts"] == 5
 
 
-def test_a_draw_that_finds_nothing_opens_the_insert_side_until_one_succeeds(root: Path) -> None:
+def test_a_draw_that_finds_nothing_legal_lets_one_insert_pass(root: Path) -> None:
     ring = limited(root / "ring", 6)
     set_limits(ring, min_size=0, max_diff=-1.0)
     assert ring.extend(rows(1))[0] == Status.LIMITED
@@ -234,13 +248,57 @@ def test_a_draw_that_finds_nothing_opens_the_insert_side_until_one_succeeds(root
         assert ring.sample(1, cost=1)[0][0] == Status.EMPTY
     limiter = ring.segment.limiter()
     # What bought nothing was given back.
-    assert (limiter["samples"], limiter["opened_times"]) == (0, 1)
+    assert (limiter["samples"], limiter["opened_times"]) == (0, 0)
     assert limiter["opened_by"] == ring.token
     ok(ring.extend(rows(1)))
-    ok(ring.extend(rows(1)))
-    ok(ring.sample(1, cost=1)[0])
-    assert ring.segment.limiter()["opened_by"] == 0
+    limiter = ring.segment.limiter()
+    assert (limiter["opened_by"], limiter["opened_times"]) == (0, 1)
     assert ring.extend(rows(1))[0] == Status.LIMITED
+    assert ring.segment.admit(1, SLICE)[0] == Status.LIMITED
+
+
+def test_an_insert_within_the_limits_and_a_draw_shut_what_was_opened(root: Path) -> None:
+    ring = limited(root / "ring", 6)
+    set_limits(ring, min_size=0, max_diff=2.0)
+    assert ring.sample(1, cost=1)[0][0] == Status.EMPTY
+    ok(ring.extend(rows(1)))
+    assert ring.segment.limiter()["opened_by"] == 0
+    ok(ring.empty(reset=False))
+    assert ring.sample(1, cost=1)[0][0] == Status.EMPTY
+    ok(ring.segment.admit(1, SLICE))
+    assert ring.segment.limiter()["opened_by"] == 0
+    assert ring.sample(1, cost=1)[0][0] == Status.EMPTY
+    ok(ring.extend(rows(1), flags=int(WriteFlag.ADMITTED)))
+    assert ring.segment.limiter()["opened_by"] == 0
+    ok(ring.sample(1, cost=1)[0])
+    assert ring.extend(rows(2))[0] == Status.LIMITED
+    assert ring.segment.limiter()["opened_times"] == 0
+
+
+def test_a_draw_before_min_size_lets_the_insert_pass_that_reaches_it(root: Path) -> None:
+    # The widest call of the warm-up would end above max_diff, though the limits are wide enough for
+    # every later call: 2 * 3 + 2 = 8 apart.
+    ring = limited(root / "ring", 12)
+    set_limits(ring, min_size=5, spi=2.0, min_diff=-1.0, max_diff=7.0)
+    ok(ring.extend(rows(3)))
+    assert ring.extend(rows(3))[0] == Status.LIMITED
+    assert ring.sample(2, cost=2)[0][0] == Status.LIMITED
+    ok(ring.extend(rows(3)))
+    assert ring.segment.limiter()["opened_times"] == 1
+    assert ring.extend(rows(1))[0] == Status.LIMITED
+    for _ in range(6):
+        ok(ring.sample(2, cost=2)[0])
+    assert ring.sample(2, cost=2)[0][0] == Status.LIMITED
+    # Enough records, too few inserts: nothing is opened.
+    assert ring.segment.limiter()["opened_by"] == 0
+
+
+def test_no_opening_lets_pass_what_the_limits_never_could(root: Path) -> None:
+    ring = limited(root / "ring", 12)
+    set_limits(ring, min_size=1, min_diff=0.0, max_diff=3.0)
+    assert ring.sample(1, cost=1)[0][0] == Status.LIMITED
+    assert ring.extend(rows(4))[0] == Status.LIMITED
+    ok(ring.extend(rows(3)))
 
 
 def test_the_insert_side_shuts_when_its_opener_leaves(root: Path) -> None:
@@ -248,7 +306,6 @@ def test_the_insert_side_shuts_when_its_opener_leaves(root: Path) -> None:
     set_limits(ring, min_size=0, max_diff=-1.0)
     consumer = RawSegment.attached(ring.folder)
     assert consumer.sample(1, cost=1)[0][0] == Status.EMPTY
-    ok(ring.extend(rows(1)))
     consumer.close()
     assert ring.extend(rows(1))[0] == Status.LIMITED
     # Whoever has its client slot now is not the opener.

@@ -92,16 +92,19 @@ def test_limits_that_must_deadlock_are_refused(
 
 @pytest.mark.parametrize("batch", [1, 32, 64, 500])
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 8.0])
-def test_default_error_buffer_never_blocks_both_sides(new: New, batch: int, ratio: float) -> None:
-    """One thread that inserts when it may, and samples when it may, always may do one of both."""
-    limiter = shmrb.RateLimiter(min_size=64, samples_per_insert=ratio)
+@pytest.mark.parametrize("min_size", [64, 65])
+def test_default_error_buffer_never_blocks_both_sides(
+    new: New, batch: int, ratio: float, min_size: int
+) -> None:
+    """One thread that samples when it may, and inserts when it may, always may do one of both."""
+    limiter = shmrb.RateLimiter(min_size=min_size, samples_per_insert=ratio)
     rb = new(capacity=4096, schema=SCHEMA, limiter=limiter, batch_size=batch)
     done = {"extend": 0, "sample": 0}
     for _ in range(200):
         moved = False
         for name, call in (
-            ("extend", lambda: rb.extend(rows(64), timeout=0)),
             ("sample", lambda: rb.sample(timeout=0)),
+            ("extend", lambda: rb.extend(rows(64), timeout=0)),
         ):
             try:
                 call()
