@@ -12,6 +12,7 @@ from shmrb.core import Bell as Which
 from shmrb.core import ClientRole, Feature, Status
 from shmrb.errors import (
     AttachError,
+    FileSystemError,
     FormatMismatchError,
     NoSuchBufferError,
     NotReadyError,
@@ -141,7 +142,7 @@ class Member:
                     member._take_slot(hint)
                     # The name is looked at after the slot is taken: whoever drops the buffer from
                     # now on finds this client. An open directory keeps its inode to itself.
-                    if os.path.samestat(os.stat(path), os.fstat(directory)):
+                    if _is_named(path, directory):
                         return member
                 except BaseException:
                     member._detach()
@@ -149,11 +150,12 @@ class Member:
                 member._detach()
             except FileNotFoundError:
                 return None
-            except FormatMismatchError:
-                # Files that are being removed look damaged.
-                if os.fstat(directory).st_nlink == 0 or not os.path.exists(path):
-                    return None
-                raise
+            except (FormatMismatchError, FileSystemError):
+                # Files that are being removed look damaged, and a lock byte in the file of whoever
+                # has the name by now proves nothing about this one's.
+                if _is_named(path, directory):
+                    raise
+                return None
             except PermissionError as error:
                 raise error if isinstance(error, ShmrbError) else entries.denied(path) from None
         return None
@@ -331,6 +333,14 @@ class Member:
             Which.RECORDS: Bell(self.segment, Which.RECORDS, records),
             Which.ROOM: Bell(self.segment, Which.ROOM, room),
         }
+
+
+def _is_named(path: str, directory: int) -> bool:
+    """Whether the open directory still has that name."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(directory))
+    except FileNotFoundError:
+        return False
 
 
 def _features(spec: BufferSpec) -> int:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from helpers.rawsegment import RawSegment, ok, stamped, torn
 from helpers.reference import Reference
-from shmrb.core import Feature, Status, WriteFlag
+from shmrb.core import SLICE_NS, Feature, Status, WriteFlag
 
 RUN_FIRST, RUN_LAST, RUN_NUMBER = 1 << 31, 1 << 30, (1 << 30) - 1
 WRITERS = ("a", "b")
@@ -216,6 +216,12 @@ def test_a_dead_buffer_takes_no_writes(small: RawSegment) -> None:
     assert small.update([0], [0], {"mark": np.array([1])})[0][0] == Status.DEAD
     assert small.sample(1)[0][0] == Status.DEAD
     assert small.read([0])[0][0] == Status.DEAD
+    assert small.empty()[0] == Status.DEAD
+    assert small.segment.end_trajectory(0, SLICE_NS)[0] == Status.DEAD
+    assert small.segment.lease(-1)[0] == Status.DEAD
+    # What is left can still be looked at.
+    assert small.segment.size()[:2] == (Status.DEAD, 3)
+    assert small.segment.write_count()[:2] == (Status.DEAD, 3)
     assert (small.words == before[0]).all()
     assert (small.columns["uid"] == before[1]).all()
     assert small.peek("LaneBlock", "head") == before[2]

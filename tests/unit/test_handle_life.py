@@ -300,14 +300,27 @@ class TestEnd:
             assert len(watcher.statistics().clients) == 1
 
     def test_dropped_buffer_is_stale_for_every_call(self, new: New, root: Path) -> None:
-        rb = new("dropped", schema=SCHEMA, batch_size=2)
-        rb.extend({"x": [1, 2]})
+        limiter = shmrb.MinSize(1)
+        storage = shmrb.SharedStorage(8, lanes=2)
+        rb = new("dropped", storage=storage, schema=SCHEMA, batch_size=2, limiter=limiter)
+        lane = rb.lane()
+        lane.extend({"x": [1, 2]})
         drop(root, "dropped")
         calls: list[Callable[[], Any]] = [
             lambda: rb.sample(),
             lambda: rb.extend({"x": [1]}),
             lambda: rb[0],
             lambda: rb.set_("x", [1, 2]),
+            lambda: rb.empty(),
+            lambda: rb.empty(lanes=[0]),
+            lambda: rb.lane(),
+            lambda: rb.limiter.lift(),
+            lambda: rb.limiter.set(shmrb.MinSize(2)),
+            lambda: rb.generations_of([0]),
+            lambda: rb.write_count,
+            lambda: len(rb),
+            lambda: lane.extend({"x": [1]}),
+            lambda: lane.end_trajectory(),
         ]
         for call in calls:
             with pytest.raises(shmrb.StaleAttachmentError, match="is attached to was dropped"):
