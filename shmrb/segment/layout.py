@@ -6,6 +6,7 @@ a file. What is read back is believed only when computing it anew gives the same
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import struct
@@ -201,8 +202,11 @@ def pack_meta(meta: Meta) -> bytes:
     return header.ljust(HEADER_BYTES, b"\0") + meta.layout.json
 
 
+@functools.lru_cache(maxsize=1024)
 def parse_meta(raw: bytes, where: str) -> Meta:
     """Read the bytes of a `meta` file that anybody may have written.
+
+    What it says is checked once a process: every look at a root meets the same files again.
 
     Args:
         raw: the whole file.

@@ -54,6 +54,11 @@ def load_function(file: str, name: str) -> Callable[..., None]:
     return function
 
 
+def call(file: str, name: str, **kwargs: Any) -> None:
+    """Runs a function of a test file where that file cannot be imported: children of children."""
+    load_function(file, name)(**kwargs)
+
+
 def prepare() -> None:
     """Dies with its parent, and writes its stacks to stderr when the watchdog asks."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

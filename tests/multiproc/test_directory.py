@@ -73,21 +73,12 @@ def drop(root: str, force: bool = False) -> None:
     emit("dropped")
 
 
-def attach(root: str, client_name: str = "child", leave: str = "close") -> None:
+def attach(root: str, client_name: str = "child") -> None:
     member = Member.join(root, "ring", client_name=client_name)
     emit("attached", token=member.token, uuid=member.uuid.hex())
     receive()
     emit("looked", ready=member.segment.is_ready(), status=write_uids(member, [7]))
-    if leave == "close":
-        member.close()
-    elif leave == "exit":
-        raise SystemExit(1)
-    elif leave == "_exit":
-        os._exit(3)
-    elif leave == "raise":
-        raise RuntimeError("on purpose")
-    elif leave == "wait":
-        receive()
+    member.close()
 
 
 def attach_until_there(root: str) -> None:
@@ -337,44 +328,6 @@ def test_publishing_into_another_buffer_is_refused(
 
 
 # Members
-
-
-LEAVE = ["close", "exit", "_exit", "raise", "kill", "terminate"]
-METHODS = ["spawn", "forkserver", "fork"]
-
-
-@pytest.mark.parametrize(
-    ("method", "leave"),
-    [("interpreter", leave) for leave in LEAVE]
-    + [(method, leave) for method in METHODS for leave in ("close", "kill")],
-)
-def test_no_way_of_leaving_takes_the_buffer_along(
-    children: Children, root: Path, method: str, leave: str
-) -> None:
-    place = Root(root)
-    entry = place.create(uid_spec(), "ring").entry
-    inode = os.stat(entry.path).st_ino
-    child = children.start(
-        attach,
-        method=method,
-        root=str(root),
-        leave="wait" if leave in ("kill", "terminate") else leave,
-    )
-    child.expect("attached")
-    child.send()
-    assert child.expect("looked") == {"ready": True, "status": core.Status.OK}
-    if leave == "kill":
-        child.kill()
-    elif leave == "terminate":
-        child.signal(signal.SIGTERM)
-    child.wait()
-    assert os.stat(entry.path).st_ino == inode
-    if leave != "raise":
-        assert child.stderr == ""
-    with Member.join(place, "ring") as member:
-        assert read_uids(member, [0]) == ([7], [0])
-        assert write_uids(member, [8]) == core.Status.OK
-    assert list(place.find("ring").held_slots()) == []
 
 
 def test_a_fork_leaves_the_parents_slot_alone(children: Children, root: Path) -> None:
