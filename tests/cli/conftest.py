@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from helpers.daemons import Daemons, daemons_for
+from helpers.mounts import InOwnMounts, own_mounts
 from helpers.procs import Children
 from shmrb.cli import main
 
@@ -46,3 +47,9 @@ def daemons(children: Children, tmp_path: Path) -> Iterator[Daemons]:
     """Starts daemons on this test's root and socket."""
     with daemons_for(children, tmp_path) as started:
         yield started
+
+
+@pytest.fixture
+def in_own_mounts(children: Children, root: Path) -> InOwnMounts:
+    """Starts a function of a test file in mount and user namespaces of its own."""
+    return own_mounts(children, root)

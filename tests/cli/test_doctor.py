@@ -108,25 +108,35 @@ def test_each_bad_root_is_a_problem_with_advice(around: Surroundings, root: Path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
-def test_a_root_of_a_group_that_is_not_ours_is_a_problem_that_names_it(
-    around: Surroundings, root: Path, children: Children
+def test_what_is_closed_to_this_user_is_a_problem_that_names_the_group(
+    root: Path, children: Children, daemons: Daemons
 ) -> None:
+    daemons.start()
     root.parent.chmod(0o755)
     os.chown(root, -1, 60)
-    child = children.start(look_as_nobody, roots=[str(root)], shared_memory=str(root.parent))
-    said = child.expect("root")
-    assert said["level"] == "problem"
-    assert "not open to this user" in said["found"]
-    assert "usermod -aG games nobody" in said["advice"]
+    closed = root.parent / "closed"
+    closed.mkdir(mode=0o700)
+    roots = [str(root), str(closed / "root")]
+    child = children.start(look_as_nobody, roots=roots, sockets=[os.environ["SHMRB_SOCKET"]])
+    for check, found, advice in (
+        ("root", "not open to this user", "usermod -aG games nobody"),
+        ("root", f"{closed}/root cannot be reached", "Open its parents"),
+        ("daemon", "Permission denied", "join the socket's group"),
+    ):
+        said = child.expect("said")
+        assert (said["check"], said["level"]) == (check, "problem")
+        assert found in said["found"]
+        assert advice in said["advice"]
 
 
-def look_as_nobody(roots: list[str], shared_memory: str) -> None:
-    around = Surroundings(roots=roots, sockets=[], shared_memory=shared_memory, uid=65534)
+def look_as_nobody(roots: list[str], sockets: list[str]) -> None:
+    around = Surroundings(roots=roots, sockets=sockets, uid=65534)
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-    [advice] = surroundings.check_roots(around)
-    emit("root", level=advice.level, found=advice.found, advice=advice.advice)
+    for check in (surroundings.check_roots, surroundings.check_daemon):
+        for one in check(around):
+            emit("said", check=one.check, level=one.level, found=one.found, advice=one.advice)
 
 
 def test_a_file_system_without_such_locks_is_a_problem(

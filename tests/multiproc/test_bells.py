@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from helpers.child import emit
-from helpers.procs import Child, Children
+from helpers.mounts import InOwnMounts
+from helpers.procs import Children
 from helpers.segments import read_uids, uid_spec, write_uids
 from shmrb.core import Bell, Status
 from shmrb.segment import member as members
@@ -191,7 +191,7 @@ def test_an_observer_looks_again_without_being_counted(member: Member, root: Pat
 
 
 def test_without_semaphores_a_buffer_works_all_the_same(
-    in_own_mounts: Callable[[Callable[..., None]], Child],
+    in_own_mounts: InOwnMounts,
 ) -> None:
     child = in_own_mounts(live_without_semaphores)
     assert child.expect("used") == {"written": Status.OK, "rung": False, "uids": [1]}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 from helpers.child import emit
-from helpers.procs import Child
+from helpers.mounts import InOwnMounts
 from helpers.segments import declared_spec, remains, semaphore_files, sized_spec
 from shmrb.core import SLICE_NS, Status
 from shmrb.errors import CapacityError
@@ -18,8 +17,6 @@ from shmrb.segment.directory import Root
 from shmrb.segment.member import Member
 
 MIB = 1024 * 1024
-
-InOwnMounts = Callable[[Callable[..., None]], Child]
 
 
 def _mount(root: str, mebibytes: int) -> Root:
