@@ -13,6 +13,7 @@ from bench.environments import STAMP, Environment, EnvironmentUnavailable, inter
 NOTHING_NEW = Environment(("pip",))
 
 
+@pytest.mark.long
 def test_made_once_and_again_after_an_interrupted_install(tmp_path: Path) -> None:
     said: list[str] = []
     python = interpreter("peer", tmp_path, said.append, NOTHING_NEW)

@@ -135,7 +135,7 @@ def test_kills_at_every_point_under_full_speed(children: Children) -> None:
     last = watcher.version
     for point in POINTS:
         publisher = children.start(
-            publish_at_full_speed, name=point, point=point, passes=1 if point == "leased" else 25
+            publish_at_full_speed, name=point, point=point, passes=1 if point == "leased" else 8
         )
         assert publisher.wait() == -signal.SIGKILL, publisher.report()
         version, got = watcher.latest()
