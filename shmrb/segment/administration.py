@@ -9,7 +9,7 @@ from pathlib import Path
 
 import filelock
 
-from shmrb.errors import LockTimeoutError
+from shmrb.errors import FileSystemError, LockTimeoutError
 from shmrb.segment import entries, names
 
 TIMEOUT_S = 60.0
@@ -29,6 +29,7 @@ def administration_lock(root: str, mode: int, timeout: float) -> Iterator[None]:
     Raises:
         LockTimeoutError: somebody holds it; the message names the process.
         PermissionDeniedError: the lock file is not open to this user.
+        FileSystemError: something else lies in its place.
     """
     path = os.path.join(root, names.ADMINISTRATION_LOCK)
     lock = filelock.FileLock(path, timeout=timeout, mode=mode)
@@ -41,6 +42,12 @@ def administration_lock(root: str, mode: int, timeout: float) -> Iterator[None]:
         ) from None
     except PermissionError:
         raise entries.denied(path if os.path.exists(path) else root) from None
+    except OSError as error:
+        # A link is not followed, and a directory is no lock.
+        raise FileSystemError(
+            f"{path}: expected a plain file to lock, got another kind ({error.strerror}). "
+            "Remove it."
+        ) from None
     try:
         yield
     finally:

@@ -154,7 +154,8 @@ class Building:
     def set_generation_base(self, base: int) -> None:
         """Say below which generation no record may lie. Known only once the name is sure."""
         offset, size = core.abi()["ControlBlock"]["fields"]["generation_base"]
-        descriptor = os.open(os.path.join(self.path, names.CONTROL), os.O_WRONLY | os.O_CLOEXEC)
+        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(os.path.join(self.path, names.CONTROL), flags)
         try:
             os.pwrite(descriptor, base.to_bytes(size, "little"), offset)
         finally:
@@ -255,7 +256,9 @@ def _write_control(meta: Meta, directory: int) -> None:
         for name, number in numbers.items():
             offset, size = abi[block]["fields"][name]
             put(fields[place][0] + offset, size, number)
-    descriptor = os.open(names.CONTROL, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    descriptor = os.open(
+        names.CONTROL, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory
+    )
     try:
         os.pwrite(descriptor, raw, 0)
         os.pwrite(descriptor, core.CONTROL_MAGIC.to_bytes(8, "little"), fields["magic"][0])
@@ -277,7 +280,9 @@ def _hold_all_slots_live(layout_: Layout, directory: int, where: str) -> None:
     slots.close()
     fields = core.abi()["LaneBlock"]["fields"]
     start = layout_.regions["lanes"].offset
-    descriptor = os.open(names.CONTROL, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    descriptor = os.open(
+        names.CONTROL, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory
+    )
     try:
         for name, number in (
             ("head", capacity),

@@ -196,7 +196,8 @@ def read_labels(entry: Entry, slots: list[int]) -> list[MemberLabel]:
     """What the control block says about the clients of these slots."""
     block = core.abi()["ClientBlock"]
     labels = []
-    with open(os.path.join(entry.path, names.CONTROL), "rb") as control:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    with open(os.open(os.path.join(entry.path, names.CONTROL), flags), "rb") as control:
         for slot in slots:
             control.seek(layout.CONTROL_BYTES + slot * block["size"])
             raw = control.read(block["size"])

@@ -211,6 +211,19 @@ def test_a_plain_file_in_the_sockets_place_is_left_alone(daemons: Daemons) -> No
     assert socket_path().read_text() == "precious"
 
 
+def test_links_in_the_place_of_locks_are_not_followed(daemons: Daemons, root: Path) -> None:
+    victim = root.parent / "victim"
+    victim.write_text("precious")
+    for lock in (root / ".daemon.lock", Path(f"{socket_path()}.lock")):
+        lock.symlink_to(victim)
+        child, _ = daemons.launch()
+        assert child.wait() == 1
+        assert str(lock) in child.stderr
+        assert "Traceback" not in child.stderr
+        assert victim.read_text() == "precious"
+        lock.unlink()
+
+
 def test_a_long_socket_path_is_refused_and_never_cut(daemons: Daemons, tmp_path: Path) -> None:
     directory = tmp_path / ("d" * 100)
     directory.mkdir()

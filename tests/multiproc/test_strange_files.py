@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from helpers.segments import (
-    uid_spec,
-)
-from shmrb.errors import (
-    AttachError,
-)
+from helpers.segments import uid_spec
+from shmrb.errors import AttachError, ShmrbError
 from shmrb.segment import names
 from shmrb.segment.directory import Root
 from shmrb.segment.member import Member
@@ -53,6 +50,52 @@ def test_what_is_foreign_is_listed_and_never_touched(root: Path) -> None:
                 refuse()
     assert sorted(os.listdir(root)) == before
     assert os.path.exists(entry.path)
+
+
+PLANTED = [".lock", ".stamps", ".stamps/ring", ".stamps/.ring"]
+FILES = ["meta", "ctl", "slots", "data", "live.lock"]
+
+
+@pytest.mark.parametrize("planted", [*PLANTED, *(f"ring/{file}" for file in FILES)])
+def test_links_in_the_root_lead_nowhere(root: Path, tmp_path: Path, planted: str) -> None:
+    """Whoever may write in the root may not have us write, or read, what lies outside."""
+    place = Root(root)
+    if not planted.startswith("."):
+        place.create(uid_spec(), "ring")
+    victim = tmp_path / "victim"
+    link = root / planted
+    if planted == ".stamps":
+        victim.mkdir()
+        (victim / "ring").write_text("7" * 21)
+    else:
+        victim.write_bytes(link.read_bytes() if link.exists() else b"precious")
+        link.parent.mkdir(exist_ok=True)
+    before = _content(victim)
+    link.unlink(missing_ok=True)
+    link.symlink_to(victim)
+    for use in (
+        lambda: place.create(uid_spec(), "ring"),
+        lambda: Member.join(place, "ring").close(),
+        lambda: place.create(uid_spec(), "ring", exist="replace"),
+        lambda: place.drop("ring", force=True),
+    ):
+        with contextlib.suppress(ShmrbError):
+            use()
+        assert _content(victim) == before
+    # What is only in the way of an unfinished stamp is replaced; anything else is told.
+    if planted == ".stamps/.ring":
+        assert not link.is_symlink()
+        place.create(uid_spec(), "ring")
+    else:
+        with pytest.raises(ShmrbError, match=r"link|another kind|is missing|expected a plain file"):
+            place.create(uid_spec(), "ring", exist="replace")
+    assert _content(victim) == before
+
+
+def _content(victim: Path) -> object:
+    if victim.is_dir():
+        return sorted((item.name, item.read_bytes()) for item in victim.iterdir())
+    return victim.read_bytes(), victim.stat().st_mode
 
 
 def test_a_shortened_file_is_refused(root: Path) -> None:
