@@ -13,6 +13,7 @@ import typer
 from shmrb import opening
 from shmrb.buffer import ReplayBuffer, attach
 from shmrb.cli import tables
+from shmrb.cli.progress import progress
 from shmrb.cli.target import target_of
 from shmrb.client import connect
 from shmrb.description import Path as FieldPath
@@ -90,10 +91,12 @@ def create(
     exist: Exist = "replace" if replace else "attach"
     with target_of(socket) as target:
         root = Root(target.roots[0])
-        if target.client is not None:
-            target.client.create_described(name, spec, exist=exist)
-        else:
-            root.create(spec, name, exist=exist)
+        # How far the daemon is, only the daemon knows.
+        with progress(f"creating {name}", of_bytes=target.client is None) as heard:
+            if target.client is not None:
+                target.client.create_described(name, spec, exist=exist)
+            else:
+                root.create(spec, name, exist=exist, progress=heard)
     _print([made for made in survey.survey(root, name) if made.name == name], as_json)
 
 
@@ -194,7 +197,7 @@ def drop(
     socket: Socket = None,
 ) -> None:
     """Drop a buffer: its name goes, its memory is freed."""
-    with target_of(socket) as target:
+    with target_of(socket) as target, progress(f"dropping {name}"):
         root = target.root_of(name)
         client = target.client_for(root)
         if client is not None:

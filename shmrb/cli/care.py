@@ -13,6 +13,7 @@ import typer
 
 from shmrb.cli import exits, surroundings, tables
 from shmrb.cli.buffers import Json, OneName, Socket
+from shmrb.cli.progress import progress
 from shmrb.cli.surroundings import Advice, Surroundings
 from shmrb.cli.target import target_of
 from shmrb.client import connect
@@ -64,7 +65,8 @@ def gc(
     """Remove what dead creators and interrupted drops left; never what anybody has or may want."""
     with target_of(socket) as target:
         roots = list(map(Root, target.roots))
-    removed = [leftover for root in roots for leftover in _clear(root, prefix, dry_run)]
+    with progress("removing what was left"):
+        removed = [leftover for root in roots for leftover in _clear(root, prefix, dry_run)]
     if as_json:
         print(json.dumps([asdict(leftover) for leftover in removed]))
     else:
@@ -116,10 +118,16 @@ def _verify(name: str, repair: bool, socket: str | None, as_json: bool) -> int:
     mended: list[audit.Finding] = []
     if entry.state is State.READY:
         # An observer: attaching otherwise would already mend something.
-        with Member.join(root, name, role="observer") as observer:
+        with (
+            Member.join(root, name, role="observer") as observer,
+            progress(f"verifying {name}"),
+        ):
             found = audit.audit(observer)
         if repair and found:
-            with Member.join(root, name, client_name="doctor") as member:
+            with (
+                Member.join(root, name, client_name="doctor") as member,
+                progress(f"mending {name}"),
+            ):
                 audit.repair(member)
             with Member.join(root, name, role="observer") as observer:
                 left = audit.audit(observer)
