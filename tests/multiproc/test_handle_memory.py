@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import resource
+import shutil
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -42,6 +45,23 @@ def attach_on_and_on(buffer: str, times: int) -> None:
     gc.collect()
     emit("done")
     receive()
+
+
+def draw_and_keep(buffer: str, batches: int) -> None:
+    """With hardly any descriptors to spare."""
+    with shmrb.attach(buffer, format="numpy", timeout=30) as rb:
+        before = psutil.Process().num_fds()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        kept = [rb.sample(2) for _ in range(batches)]
+        emit("kept", batches=len(kept), more=psutil.Process().num_fds() - before)
+
+
+def lose_its_files(buffer: str) -> None:
+    """Ends in order although somebody removes the buffer by hand."""
+    rb = shmrb.attach(buffer, format="numpy", timeout=30)
+    emit("attached")
+    receive()
+    emit("drew", records=len(rb.sample(4)["x"]))
 
 
 def test_many_writers_and_a_slow_reader(children: Children) -> None:
@@ -133,4 +153,57 @@ def test_attached_buffers_cost_one_descriptor_each() -> None:
     for handle in handles:
         handle.close()
     assert psutil.Process().num_fds() == before
+    rb.close()
+
+
+def fields(count: int) -> dict[str, str]:
+    return {f"f{number}": "float32" for number in range(count)}
+
+
+@pytest.mark.parametrize("batches", [500, pytest.param(10_000, marks=LONG)])
+def test_kept_batches_cost_no_descriptors(children: Children, batches: int) -> None:
+    """Case 71: 40 fields, and every batch is kept."""
+    with shmrb.ReplayBuffer(
+        "wide", storage=shmrb.SharedStorage(8), schema=fields(40), format="numpy"
+    ) as rb:
+        rb.extend({name: np.zeros(8, np.float32) for name in fields(40)})
+        child = children.start(draw_and_keep, buffer="wide", batches=batches)
+        assert child.expect("kept") == {"batches": batches, "more": 0}
+        child.succeed()
+
+
+def test_mappings_are_per_file_not_per_field() -> None:
+    """Case 72: control, slots, data, the lock's page and the two semaphores, for any schema."""
+
+    def mappings(count: int) -> int:
+        made = [
+            shmrb.ReplayBuffer(
+                f"wide{count}/{number}",
+                storage=shmrb.SharedStorage(8),
+                schema=fields(count),
+                format="numpy",
+            )
+            for number in range(5)
+        ]
+        maps = Path("/proc/self/maps").read_text().count("/dev/shm/")
+        for rb in made:
+            rb.close()
+        return maps
+
+    assert mappings(200) == mappings(1) == 5 * 6
+
+
+def test_a_buffer_removed_by_hand_ends_nobody(children: Children, root: Path) -> None:
+    """Case 74."""
+    rb = shmrb.ReplayBuffer(
+        "gone", storage=shmrb.SharedStorage(8), schema={"x": "int64"}, format="numpy"
+    )
+    rb.extend({"x": np.arange(8)})
+    child = children.start(lose_its_files, buffer="gone")
+    child.expect("attached")
+    shutil.rmtree(root / "gone")
+    child.send("go on")
+    assert child.expect("drew") == {"records": 4}
+    child.succeed()
+    assert child.stderr == ""
     rb.close()

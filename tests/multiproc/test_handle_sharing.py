@@ -156,6 +156,26 @@ def learn(buffer: str) -> None:
     emit("learned", uids=sorted(set(batch["uid"].tolist())))
 
 
+def create_at_leisure(buffer: str) -> None:
+    """Stops when the files have their sizes and nothing in them."""
+    with shmrb.ReplayBuffer(
+        buffer, storage=shmrb.SharedStorage(8), schema={"uid": "int64"}, format="numpy"
+    ) as rb:
+        emit("created")
+        rb.extend({"uid": np.arange(4)})
+        receive()
+
+
+def wait_and_attach(buffer: str, timeout: float) -> None:
+    began = time.monotonic()
+    emit("started")
+    try:
+        with shmrb.attach(buffer, timeout=timeout, format="numpy") as rb:
+            emit("attached", fields=[list(path) for path in rb.schema.paths])
+    except shmrb.NoSuchBufferError:
+        emit("not there", waited=time.monotonic() - began)
+
+
 # ---- tests ---------------------------------------------------------------------------------------
 
 
@@ -330,3 +350,24 @@ def test_learner_may_start_before_the_buffer(children: Children) -> None:
         assert set(learner.expect("learned")["uids"]) <= {0, 1, 2, 3}
         learner.succeed()
         until(lambda: len(rb.statistics().clients) == 1)
+
+
+def test_attachers_wait_for_a_creator_that_is_not_done(children: Children) -> None:
+    """Case 68: a name never shows what is half made, for as long as that may take."""
+    creator = children.start(
+        create_at_leisure, buffer="slow", environment={"SHMRB_STOP_AT": "sized:stop"}
+    )
+    creator.wait_stopped()
+    patient = [children.start(wait_and_attach, buffer="slow", timeout=100) for _ in range(3)]
+    hasty = children.start(wait_and_attach, buffer="slow", timeout=0.3)
+    assert hasty.expect("not there")["waited"] >= 0.3
+    hasty.succeed()
+    for child in patient:
+        child.expect("started")
+    creator.resume()
+    creator.expect("created")
+    for child in patient:
+        assert child.expect("attached") == {"fields": [["uid"]]}
+        child.succeed()
+    creator.send("end")
+    creator.succeed()

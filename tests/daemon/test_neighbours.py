@@ -1,0 +1,133 @@
+"""Daemons beside other daemons, beside strangers, and in groups with little memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shmrb
+from helpers.child import emit, receive
+from helpers.daemons import Daemons
+from helpers.procs import Children, until
+
+SCHEMA = {"uid": "int64"}
+STORAGE = shmrb.SharedStorage(64)
+MIB = 1 << 20
+
+
+def create_and_die(root: str, socket: str) -> None:
+    """A persistent buffer through the daemon, one that ends with this process, one half made."""
+    with shmrb.connect(socket, timeout=60) as client:
+        client.create("main", storage=STORAGE, schema=SCHEMA, format="numpy")
+    bounded = shmrb.ReplayBuffer(
+        "bounded", root=root, storage=STORAGE, schema=SCHEMA, lifetime="creator", format="numpy"
+    )
+    emit("created", records=len(bounded))
+    shmrb.core.stop_at("filled", "kill")
+    shmrb.ReplayBuffer("half", root=root, storage=STORAGE, schema=SCHEMA, format="numpy")
+
+
+def test_what_one_daemon_clears_away_is_its_own(
+    daemons: Daemons, children: Children, root: Path, tmp_path: Path
+) -> None:
+    """Case 70: both have a buffer called main, and strangers lie beside with similar names."""
+    other = root.parent / "other"
+    beside = Path(f"{root.parent}.x")
+    strangers = [root.parent / "segments-x", root / ".new.mine", beside]
+    for stranger in strangers:
+        stranger.write_text("precious")
+    first = daemons.start()
+    daemons.start(f"--root={other}", f"--socket={tmp_path}/other.sock")
+    with shmrb.connect(tmp_path / "other.sock") as client:
+        neighbour = client.create("main", storage=STORAGE, schema=SCHEMA, format="numpy")
+        neighbour.extend({"uid": np.arange(10)})
+        dying = children.start(create_and_die, root=str(root), socket=os.environ["SHMRB_SOCKET"])
+        dying.expect("created")
+        assert dying.wait() == -signal.SIGKILL
+        first.kill()
+        second = daemons.start()
+        until(lambda: "removed path=" in second.stderr)
+        assert sorted(path.name for path in root.iterdir() if path.name[0] != ".") == ["main"]
+        assert len([path for path in root.iterdir() if path.name.startswith(".new.")]) == 1
+        neighbour.extend({"uid": np.arange(10)})
+        assert client.stats("main").write_count == 20
+        neighbour.close()
+    assert [stranger.read_text() for stranger in strangers] == ["precious"] * 3
+    beside.unlink()
+
+
+def test_a_buffer_removed_by_hand_does_not_end_the_daemon(daemons: Daemons, root: Path) -> None:
+    """Case 74."""
+    daemon = daemons.start("--sweep-interval-s=0.01")
+    with shmrb.connect() as client:
+        for name in ("gone", "kept"):
+            client.create(name, storage=STORAGE, schema=SCHEMA, format="numpy").close()
+        shutil.rmtree(root / "gone")
+        until(lambda: "shmrb_daemon_buffers 1.0" in client.metrics())
+        assert [summary.name for summary in client.list()] == ["kept"]
+        assert client.ping().pid == daemon.pid
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+    assert "Traceback" not in daemon.stderr
+
+
+# Memory
+
+
+@contextmanager
+def memory_group(name: str, limit: int) -> Iterator[Path]:
+    """A cgroup of this limit, to be entered by writing a pid into its `cgroup.procs`."""
+    version_1, version_2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    file = "memory.limit_in_bytes" if (version_1 / "cgroup.procs").exists() else "memory.max"
+    group = (version_1 if version_1.exists() else version_2) / name
+    try:
+        group.mkdir()
+        (group / file).write_text(str(limit))
+    except OSError as error:
+        pytest.skip(f"no memory cgroups for this user: {error}")
+    try:
+        yield group
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with suppress(OSError):
+                (group.parent / "cgroup.procs").write_text(pid)
+        group.rmdir()
+
+
+def fill(buffer: str, group: str) -> None:
+    """Writes every slot from a cgroup that is too small for them."""
+    handle = shmrb.attach(buffer, format="numpy")
+    rows = {"body": np.ones((1024, 1024), np.uint8)}
+    handle.extend(rows)
+    (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
+    for _ in range(handle.statistics().capacity // 1024):
+        handle.extend(rows)
+    emit("filled", records=len(handle))
+    receive()
+
+
+def test_the_creator_pays_for_the_memory_not_who_writes(
+    daemons: Daemons, children: Children
+) -> None:
+    """Case 85: 32 MiB, written from where 8 are allowed; whoever was charged would be killed."""
+    daemons.start()
+    with (
+        memory_group(f"shmrb-test-{os.getpid()}", 8 * MIB) as group,
+        shmrb.connect() as client,
+    ):
+        schema = {"body": ("uint8", (1024,))}
+        handle = client.create(
+            "large", storage=shmrb.SharedStorage(32 * 1024), schema=schema, format="numpy"
+        )
+        child = children.start(fill, buffer="large", group=str(group))
+        assert child.expect("filled") == {"records": 32 * 1024}
+        child.send("end")
+        child.succeed()
+        handle.close()
