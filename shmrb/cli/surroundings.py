@@ -5,11 +5,9 @@ Each check looks at the places it is given, so that a test can give it others.
 
 from __future__ import annotations
 
-import grp
 import importlib.metadata
 import os
 import platform
-import pwd
 import resource
 import shutil
 import stat
@@ -24,6 +22,7 @@ from shmrb import __version__, core
 from shmrb.client import connect
 from shmrb.errors import FileSystemError, ShmrbError
 from shmrb.segment import names
+from shmrb.segment.accounts import group_name, user_name
 from shmrb.segment.filesystem import check_file_system, file_system
 from shmrb.segment.logind import Logind
 
@@ -108,15 +107,16 @@ def check_roots(around: Surroundings) -> Iterator[Advice]:
         except PermissionError:
             yield Advice("root", "problem", f"{root} cannot be reached", "Open its parents to you.")
             continue
-        whose = f"{_user(found.st_uid)}:{_group(found.st_gid)} {stat.S_IMODE(found.st_mode):04o}"
+        group = group_name(found.st_gid)
+        whose = f"{user_name(found.st_uid)}:{group} {stat.S_IMODE(found.st_mode):04o}"
         kind = file_system(root)
         shown = f"{root} ({kind}, {whose})"
         if not stat.S_ISDIR(found.st_mode):
             yield Advice("root", "problem", f"{root} is no directory", "Remove it, or use another.")
         elif not os.access(root, os.R_OK | os.W_OK | os.X_OK):
             advice = (
-                f"Join the group (usermod -aG {_group(found.st_gid)} {_user(around.uid)}, then log "
-                "in anew), or name another root (SHMRB_ROOT)."
+                f"Join the group (usermod -aG {group} {user_name(around.uid)}, then log in "
+                "anew), or name another root (SHMRB_ROOT)."
             )
             yield Advice("root", "problem", f"{shown} is not open to this user", advice)
         elif found.st_mode & stat.S_IWOTH:
@@ -263,20 +263,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
 
 
 def _bytes(number: int) -> str:

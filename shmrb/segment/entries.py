@@ -6,9 +6,7 @@ newer format is described, never touched.
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from shmrb.errors import (
     PermissionDeniedError,
 )
 from shmrb.segment import layout, names
+from shmrb.segment.accounts import group_name, user_name
 from shmrb.segment.layout import Declaration, Meta
 from shmrb.spec import BufferSpec
 
@@ -282,24 +281,10 @@ def denied(path: str) -> PermissionDeniedError:
             place = os.path.dirname(place) or os.sep
     whose = "it" if place == path else place
     return PermissionDeniedError(
-        f"{path}: not open to user {os.geteuid()}; {whose} belongs to user {_user(found.st_uid)} "
-        f"and group {_group(found.st_gid)} with mode {stat.S_IMODE(found.st_mode):04o}. Join that "
-        "group, or ask the owner for another mode."
+        f"{path}: not open to user {os.geteuid()}; {whose} belongs to user "
+        f"{user_name(found.st_uid)} and group {group_name(found.st_gid)} with mode "
+        f"{stat.S_IMODE(found.st_mode):04o}. Join that group, or ask the owner for another mode."
     )
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
 
 
 def _read_state(meta: Meta, directory: int, where: str) -> State:

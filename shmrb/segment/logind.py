@@ -7,12 +7,12 @@ sub-directories too, when the user's last session ends.
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shmrb.segment import names
+from shmrb.segment.accounts import user_name
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Logind:
             return Verdict(False, "no root lies in shared memory")
         if not self._removes_ipc():
             return Verdict(False, "RemoveIPC=no in logind.conf")
-        if os.path.exists(os.path.join(self.linger, _user(uid))):
-            return Verdict(False, f"{_user(uid)} lingers")
+        if os.path.exists(os.path.join(self.linger, user_name(uid))):
+            return Verdict(False, f"{user_name(uid)} lingers")
         return Verdict(True, f"RemoveIPC=yes: logind removes {below[0]} when the last session ends")
 
     def _removes_ipc(self) -> bool:
@@ -78,10 +78,3 @@ class Logind:
 
 def _is_below(path: str, directory: str) -> bool:
     return os.path.realpath(path).startswith(os.path.realpath(directory) + os.sep)
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
