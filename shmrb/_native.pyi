@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from typing_extensions import CapsuleType
+
 
 FORMAT_NUMBER: int = 1
 
@@ -46,6 +48,22 @@ class Rng:
     def __init__(self, seed: int) -> None: ...
 
     def next(self) -> int: ...
+
+class Tensors:
+    """The fields of one schema as tensors of one class."""
+
+    def __init__(self, table: CapsuleType, tensor_class: type, layouts: Sequence[tuple[int, int, Sequence[int]]]) -> None: ...
+
+    def places(self, values: list, count: int) -> list[int] | None:
+        """
+        Where the values of each field lie; None if one is not in memory just as its column needs it.
+        """
+
+    def place(self, field: int, value: object, count: int) -> int | None:
+        """The same for one field."""
+
+    def make(self, count: int) -> tuple[list, list[int]]:
+        """New tensors with arbitrary contents, and where they lie."""
 
 class Segment:
     """One attachment's mappings as the algorithms see them."""

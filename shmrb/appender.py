@@ -35,6 +35,7 @@ class Appender:
         self.cast = cast
         self.desk = desk
         self._reader: RecordReader | None = None
+        self._lane_capacity = attachment.spec.lane_capacity
         self._leases = Leases(attachment, 1, True, "extend")
         self._warned = False
 
@@ -105,7 +106,7 @@ class Appender:
             timeout, end: as for `append`.
             admitted: the limiter has let them in already.
         """
-        if rows.count > max(1, self.attachment.spec.lane_capacity // 2):
+        if rows.count > max(1, self._lane_capacity // 2):
             return self._append_long(lane, rows, raw, timeout, end, admitted)
         flags = (WriteFlag.END_TRAJECTORY if end else 0) | (WriteFlag.ADMITTED if admitted else 0)
         return self._write(lane, rows.addresses, raw, flags, timeout, (0, rows.count, rows.count))
@@ -180,14 +181,13 @@ class Appender:
         """
         start, count, whole = piece
         call = Call("extend", whole, Bell.ROOM)
-        spec = self.attachment.spec
-        if raw is None and not spec.refills_consumed:
+        if raw is None and not self.attachment.spec.refills_consumed:
             ticket = self.attachment.run(
                 lambda segment: segment.extend(lane, count, addresses, 0, flags, SLICE_NS),
                 call,
                 timeout,
             )
-            return _slots(lane, spec.lane_capacity, ticket, count)
+            return _slots(lane, self._lane_capacity, ticket, count)
         priorities = 0 if raw is None else core.address(raw) + start * raw.itemsize
         slots = np.empty(count, np.int64)
         where = core.address(slots)
@@ -215,7 +215,7 @@ class Appender:
         """More than half a lane goes in pieces, each whole for itself."""
         attachment = self.attachment
         deadline = deadline_of(timeout, attachment.default_timeout)
-        capacity = attachment.spec.lane_capacity
+        capacity = self._lane_capacity
         longest = max(1, capacity // 2)
         if rows.count > capacity:
             self._warn_of_overwriting(rows.count - capacity, capacity)

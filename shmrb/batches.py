@@ -19,6 +19,7 @@ from shmrb.fields import Field, show_path
 from shmrb.likeness import is_mapping
 from shmrb.records import is_tensor
 from shmrb.schema import Schema
+from shmrb.tensors import native_tensors
 
 INDEX = "index"
 GENERATION = "index_generation"
@@ -31,6 +32,9 @@ STEP = "step_in_sequence"
 LEARNING = "learning_mask"
 VALIDITY = "validity_mask"
 _STAMPS = (Field((INDEX,), "int64", ()), Field((GENERATION,), "int64", ()))
+
+# From here on numpy asks the kernel for huge pages, which make large memory cheaper to fill.
+HUGE_BYTES = 1 << 22
 
 # Makes the user's mapping of a dictionary and the size of its first dimension.
 Wrap = Callable[[dict[str, Any], tuple[int, ...]], Any]
@@ -65,6 +69,7 @@ class BatchFormat:
         self.schema = schema
         self.name = name
         self.strides = [field.row_bytes for field in schema.fields]
+        self._record_bytes = sum(self.strides)
         dtypes = [DTYPES[field.dtype] for field in schema.fields]
         self._kinds = [
             (field.shape, np.dtype(dtype.numpy))
@@ -75,11 +80,13 @@ class BatchFormat:
         self._from_numpy: Callable[[Any], Any] | None = None
         # numpy has no bfloat16: such a column is made as uint16 and seen as what it is.
         self._halves: list[int] = []
+        self._tensors: core.Tensors | None = None
         if name == "torch":
             import torch
 
             self._wrap = _tensordict_maker()
             self._from_numpy = torch.from_numpy
+            self._tensors = native_tensors((*schema.fields, *_STAMPS))
             self._halves = [i for i, dtype in enumerate(dtypes) if dtype.name == "bfloat16"]
         # The batch that was last given as out=, and its memory: loops reuse one.
         self._last_reused: tuple[Any, Batch] = (None, Batch([], None, None, [], 0, 0))
@@ -87,27 +94,33 @@ class BatchFormat:
     def allocate(self, count: int, columns: Collection[int] | None = None) -> Batch:
         """Memory for `count` records; its contents are arbitrary.
 
-        numpy makes it for both formats: it allocates three times as fast as torch.
-
         Args:
             count: records.
             columns: positions of the fields to make room for; None: all.
         """
         if columns is not None:
             return self._allocate_some(count, columns)
+        if self._tensors is None or count * self._record_bytes >= HUGE_BYTES:
+            return self._allocate_by_numpy(count)
+        made, places = self._tensors.make(count)
+        generation, index = made.pop(), made.pop()
+        at_generation, at_index = places.pop(), places.pop()
+        return Batch(made, index, generation, places, at_index, at_generation)
+
+    def _allocate_by_numpy(self, count: int) -> Batch:
+        """For both formats: it allocates three times as fast as torch, and in huge pages."""
         empty, address = np.empty, core.address
         arrays = [empty((count, *shape), dtype) for shape, dtype in self._kinds]
-        index: Any = empty(count, np.int64)
-        generation: Any = empty(count, np.int64)
+        index, generation = empty(count, np.int64), empty(count, np.int64)
         places = [address(array) for array in arrays]
-        index_address, generation_address = address(index), address(generation)
-        leaves: list[Any] = arrays
-        if self._from_numpy is not None:
-            leaves = [self._from_numpy(array) for array in arrays]
-            index, generation = self._from_numpy(index), self._from_numpy(generation)
-            for i in self._halves:
-                leaves[i] = self._as_bfloat16(leaves[i])
-        return Batch(leaves, index, generation, places, index_address, generation_address)
+        at_index, at_generation = address(index), address(generation)
+        if self._from_numpy is None:
+            return Batch(arrays, index, generation, places, at_index, at_generation)
+        leaves = [self._from_numpy(array) for array in arrays]
+        for i in self._halves:
+            leaves[i] = self._as_bfloat16(leaves[i])
+        stamps = self._from_numpy(index), self._from_numpy(generation)
+        return Batch(leaves, stamps[0], stamps[1], places, at_index, at_generation)
 
     def _allocate_some(self, count: int, columns: Collection[int]) -> Batch:
         stamps = np.empty((2, count), np.int64)

@@ -5,7 +5,7 @@ A batch carries its own; bare arrays are slots, with their generations or, unche
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,38 +13,73 @@ import numpy as np
 from shmrb import core
 from shmrb.batches import GENERATION, INDEX, VALIDITY
 from shmrb.errors import RecordError
+from shmrb.fields import Field
 from shmrb.likeness import is_mapping
 from shmrb.nesting import fields_of
 from shmrb.planner.populations import Slots
 from shmrb.records import is_tensor
+from shmrb.tensors import native_tensors
 
 INT64 = np.dtype(np.int64)
 # A generation that no record has.
 NO_RECORD = -1
 
 
-@dataclass(slots=True)
 class Handles:
     """Slots and the generations their records had, int64 and contiguous.
 
-    Attributes:
+    Args:
         index: slots, some of which may be outside the buffer.
         generation: one for each slot, None if the caller gave none.
+
+    Attributes:
+        size: how many there are.
+        addresses: where slots and generations lie; 0 for no generations.
     """
 
-    index: Slots
-    generation: Slots | None
+    __slots__ = ("_generation", "_index", "addresses", "size")
+
+    def __init__(self, index: Slots, generation: Slots | None) -> None:
+        self._index: Any = index
+        self._generation: Any = generation
+        self.size = len(index)
+        self.addresses = core.address(index), 0 if generation is None else core.address(generation)
+
+    @classmethod
+    def of_tensors(cls, index: Any, generation: Any) -> Handles | None:
+        """Those that a batch brings back untouched, without a look at each number's dtype and place
+        from Python; None: they need the longer way."""
+        tensors = _stamps()
+        size = len(index) if index.ndim == 1 else -1
+        places = None if tensors is None or size < 0 else tensors.places([index, generation], size)
+        if places is None:
+            return None
+        handles = cls.__new__(cls)
+        handles._index, handles._generation = index, generation
+        handles.size = size
+        handles.addresses = places[0], places[1]
+        return handles
 
     @property
-    def size(self) -> int:
-        """How many there are."""
-        return len(self.index)
+    def index(self) -> Slots:
+        """The slots."""
+        return np.asarray(self._index)
 
     @property
-    def addresses(self) -> tuple[int, int]:
-        """Where slots and generations lie; 0 for no generations."""
-        generation = self.generation
-        return core.address(self.index), 0 if generation is None else core.address(generation)
+    def generation(self) -> Slots | None:
+        """The generations."""
+        return None if self._generation is None else np.asarray(self._generation)
+
+    @property
+    def has_generations(self) -> bool:
+        """Whether the caller said which records were meant."""
+        return self._generation is not None
+
+
+@cache
+def _stamps() -> core.Tensors | None:
+    """REQUIRES: torch is imported."""
+    return native_tensors([Field((key,), "int64", ()) for key in (INDEX, GENERATION)])
 
 
 def of(index: Any, generation: Any, name: str) -> Handles:
@@ -75,17 +110,21 @@ def of_batch(batch: Any, name: str) -> Handles:
             "which records it holds. Keep both keys of what sample() gave, or give index= and "
             "generation=."
         )
-    given = of_arrays(index, generation, name)
+    given = Handles.of_tensors(index, generation) if is_tensor(index) else None
+    if given is None:
+        given = of_arrays(index, generation, name)
     validity = fields.get(VALIDITY)
-    if validity is not None and given.generation is not None:
-        real = np.asarray(validity.cpu() if is_tensor(validity) else validity)
-        if real.size != given.size:
-            raise RecordError(
-                f"{name}: expected one entry of {VALIDITY!r} a record, got {real.size} for "
-                f"{given.size} records."
-            )
-        return Handles(given.index, np.where(real.reshape(-1), given.generation, NO_RECORD))
-    return given
+    if validity is None:
+        return given
+    real = np.asarray(validity.cpu() if is_tensor(validity) else validity)
+    if real.size != given.size:
+        raise RecordError(
+            f"{name}: expected one entry of {VALIDITY!r} a record, got {real.size} for "
+            f"{given.size} records."
+        )
+    stamps = given.generation
+    assert stamps is not None
+    return Handles(given.index, np.where(real.reshape(-1), stamps, NO_RECORD))
 
 
 def of_arrays(index: Any, generation: Any, name: str) -> Handles:

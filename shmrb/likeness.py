@@ -7,6 +7,7 @@ be a column is refused by the name of its field.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from shmrb.description import Path
@@ -31,16 +32,20 @@ def fields_of_record(record: Any, batched: bool) -> tuple[str, tuple[Field, ...]
 
 def is_mapping(value: Any) -> bool:
     """Whether it holds fields: dictionaries, TensorDicts (mappings too) and tensorclasses."""
-    if type(value) is dict:
-        return True
-    if _is_non_tensor(value):
+    kind: Any = type(value)
+    return _holds_fields(kind)
+
+
+@cache
+def _holds_fields(kind: Any) -> bool:
+    if _is_non_tensor(kind):
         return False
-    return isinstance(value, Mapping) or hasattr(type(value), "_is_tensorclass")
+    return issubclass(kind, Mapping) or hasattr(kind, "_is_tensorclass")
 
 
-def _is_non_tensor(value: Any) -> bool:
+def _is_non_tensor(kind: type) -> bool:
     """tensordict's wrappers of strings and objects, which as tensorclasses look like records."""
-    return type(value).__name__.startswith("NonTensor")
+    return kind.__name__.startswith("NonTensor")
 
 
 def _leaves(record: Any, above: Path) -> Iterator[tuple[Path, Any]]:
@@ -101,7 +106,7 @@ def _describe(leaf: Any, where: str) -> tuple[str, tuple[int, ...]]:
         raise SpecError(f"{where} is a tuple; give its parts names in a dictionary, or stack them.")
     if getattr(leaf, "is_nested", False):
         raise SpecError(f"{where} is ragged (a nested tensor). {PADDING_ADVICE}")
-    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape") or _is_non_tensor(leaf):
+    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape") or _is_non_tensor(type(leaf)):
         got = type(leaf).__name__
         raise SpecError(f"{where}: expected an array, a tensor or a number, got {got}.")
     if str(leaf.dtype) == "object":

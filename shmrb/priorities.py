@@ -159,7 +159,7 @@ class PriorityDesk:
         """
         try:
             raw = self.given(priority, handles.size, name)
-            if handles.generation is None:
+            if not handles.has_generations:
                 self._check_bare(handles, name)
         except RecordError:
             self.count_refusal()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from shmrb.fields import PADDING_ADVICE, Field, show_path
 from shmrb.likeness import is_mapping
 from shmrb.nesting import collect, first_size, paths_of, tree_of
 from shmrb.schema import Schema
+from shmrb.tensors import native_tensors
 
 Array = npt.NDArray[Any]
 
@@ -76,6 +78,10 @@ class RecordReader:
 
     def take(self, position: int, value: Any, count: int) -> tuple[int, Any]:
         """Where new values of one field for `count` records lie, and what keeps them there."""
+        if is_tensor(value) and self._tensors is not None:
+            place = self._tensors.place(position, value, count)
+            if place is not None:
+                return place, value
         column = self._columns[position]
         return column.take(value, (count, *column.shape))
 
@@ -88,6 +94,10 @@ class RecordReader:
     def _rows(self, data: Any, batched: bool) -> Rows:
         leaves = self._leaves(data)
         count = first_size(leaves[0]) if batched else 1
+        if is_tensor(leaves[0]) and self._tensors is not None:
+            places = self._tensors.places(leaves, count if batched else -1)
+            if places is not None:
+                return Rows(count, places, leaves)
         shapes = self._shapes(count if batched else None)
         addresses: list[int] = []
         try:
@@ -99,6 +109,11 @@ class RecordReader:
                 self._refuse_counts(self._leaves(data))
             raise
         return Rows(count, addresses, leaves)
+
+    @cached_property
+    def _tensors(self) -> core.Tensors | None:
+        """Known once a tensor came: numpy handles do without torch."""
+        return native_tensors(self.schema.fields)
 
     def _shapes(self, count: int | None) -> list[tuple[int, ...]]:
         """The shape of each leaf of so many records; None: of one, without that dimension."""
@@ -184,7 +199,6 @@ class Column:
         self._is_complex = self.numpy_dtype.kind == "c"
         # Known once a tensor came: numpy handles do without torch.
         self._torch_dtype: Any = None
-        self._tensor_class: Any = None
 
     @property
     def where(self) -> str:
@@ -193,22 +207,10 @@ class Column:
 
     def take(self, value: Any, shape: tuple[int, ...]) -> tuple[int, Any]:
         """The address of values that have this shape, and what keeps it valid."""
-        kind = type(value)
-        if kind is np.ndarray:
-            if (
-                value.dtype == self.numpy_dtype
-                and value.shape == shape
-                and value.flags.c_contiguous
-            ):
-                return core.address(value), value
-        elif kind is self._tensor_class and (
-            value.dtype is self._torch_dtype
-            and value.shape == shape
-            and value.is_cpu
-            and value.is_contiguous()
-            and not self._is_put_off(value)
+        if type(value) is np.ndarray and (
+            value.dtype == self.numpy_dtype and value.shape == shape and value.flags.c_contiguous
         ):
-            return value.data_ptr(), value
+            return core.address(value), value
         if is_tensor(value):
             tensor = self._tensor(value, shape)
             return tensor.data_ptr(), tensor
@@ -240,7 +242,6 @@ class Column:
         if value.dtype is not self._torch_dtype:
             torch = sys.modules["torch"]
             self._torch_dtype = getattr(torch, self.dtype.torch)
-            self._tensor_class = torch.Tensor
             if value.dtype is not self._torch_dtype:
                 value = self._cast_tensor(value)
         if value.shape != shape:

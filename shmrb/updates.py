@@ -68,7 +68,7 @@ class ConditionalUpdates:
             RecordError, UnknownKeyError: something does not fit; nothing is written.
             EmptyBufferError: the buffer has no fields yet.
         """
-        if handles.generation is None:
+        if not handles.has_generations:
             raise RecordError(f"{CALL.name}: give generation= beside index=, or a batch.")
         if version is None and version_key is not None:
             raise RecordError("version_key and version must be provided together.")

@@ -67,6 +67,7 @@ FLOORS = {
     "shmrb.schedules": 5,
     "shmrb.slotwise": 5,
     "shmrb.stepping": 5,
+    "shmrb.tensors": 5,
     "shmrb.vector": 5,
     "shmrb.predicates": 5,
     "shmrb.query": 5,

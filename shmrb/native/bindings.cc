@@ -1,10 +1,12 @@
-// The doorway to Python, with calls.h, geometry.h and reports.h the only files that know it: converts arguments, releases
-// the GIL while copying and waiting, returns plain tuples.
+// The doorway to Python, with calls.h, geometry.h, reports.h and tensors.h the only files that know it: converts
+// arguments, releases the GIL while copying and waiting, returns plain tuples.
 // Addresses arrive as integers that Python has checked (shape, dtype, contiguity, range); no array type is bound, so
 // nothing is ever converted behind the caller's back.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -13,6 +15,7 @@
 #include "geometry.h"
 #include "reports.h"
 #include "segment.h"
+#include "tensors.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -205,6 +208,14 @@ NB_MODULE(_native, m) {
   nb::class_<Stream>(m, "Rng", "One handle's random stream; threads may share it.")
       .def(nb::init<uint64_t>(), "seed"_a)
       .def("next", [](Stream& stream) { return stream.fork().next(); });
+
+  nb::class_<Tensors>(m, "Tensors", "The fields of one schema as tensors of one class.")
+      .def(nb::init<nb::capsule, nb::type_object, const std::vector<std::tuple<int, int, std::vector<int64_t>>>&>(),
+           "table"_a, "tensor_class"_a, "layouts"_a)
+      .def("places", &Tensors::places, "values"_a, "count"_a,
+           "Where the values of each field lie; None if one is not in memory just as its column needs it.")
+      .def("place", &Tensors::place, "field"_a, "value"_a, "count"_a, "The same for one field.")
+      .def("make", &Tensors::make, "count"_a, "New tensors with arbitrary contents, and where they lie.");
 
   nb::class_<Segment>(m, "Segment", "One attachment's mappings as the algorithms see them.")
       .def("__init__", [](Segment* place, nb::dict geometry) {

@@ -10,6 +10,19 @@ namespace shmrb {
 constexpr int64_t kPrefetchAhead = 12;
 constexpr size_t kPrefetchBytes = 256;  // more of a row than the hardware prefetcher would miss
 
+// One row whose size is known only now: a call of memcpy costs more than copying a small one.
+inline void copy_row(void* to, const void* from, size_t bytes) {
+  switch (bytes) {
+    case 1: return order::copy_payload(to, from, 1);
+    case 4: return order::copy_payload(to, from, 4);
+    case 8: return order::copy_payload(to, from, 8);
+    case 16: return order::copy_payload(to, from, 16);
+    case 24: return order::copy_payload(to, from, 24);
+    case 32: return order::copy_payload(to, from, 32);
+    default: return order::copy_payload(to, from, bytes);
+  }
+}
+
 template <size_t kBytes>
 inline void gather_fixed(const uint8_t* base, const int64_t* slots, const uint32_t* rows, int64_t count, uint8_t* out) {
   for (int64_t i = 0; i < count; ++i) {

@@ -25,7 +25,7 @@ struct Versions {
   VersionKey of_row(uint32_t row) const { return version_key(rows + row * bytes, bytes, kind); }
   VersionKey of_slot(int64_t slot) const { return version_key(stored + slot * bytes, bytes, kind); }
   void store(uint32_t row, int64_t slot) const {
-    order::copy_payload(stored + slot * bytes, rows + row * bytes, bytes);
+    copy_row(stored + slot * bytes, rows + row * bytes, bytes);
   }
 };
 
@@ -70,8 +70,7 @@ inline void write_in_place(const View& view, const Patch& patch, uint32_t row, i
   for (size_t k = 0; k < patch.columns.size(); ++k) {
     const Column& column = view.columns[patch.columns[k]];
     if (column.base)
-      order::copy_payload(column.base + slot * column.row_bytes, patch.values[k] + row * column.row_bytes,
-                          column.row_bytes);
+      copy_row(column.base + slot * column.row_bytes, patch.values[k] + row * column.row_bytes, column.row_bytes);
     if (k == 0) stopping::at(stopping::kUpdateMidPayload);
   }
   if (patch.versions) patch.versions.store(row, slot);
@@ -163,14 +162,17 @@ inline Outcome update(const View& view, const Patch& patch, int64_t deadline_ns)
     i = end;
   }
   if (!ready) return {kDead, 0, kNothing, 0, 0};
-  int64_t tally[3] = {0, 0, 0};
-  for (int64_t i = 0; i < patch.count; ++i) ++tally[patch.verdicts[i]];
-  if (patch.generation) {
-    view.count(kRowsUpdated, tally[kUpdated]);
-    view.count(kStaleRows, tally[kStale]);
-    view.count(kVersionsRejected, tally[kVersionRejected]);
+  int64_t updated = 0, rejected = 0;
+  for (int64_t i = 0; i < patch.count; ++i) {
+    updated += patch.verdicts[i] == kUpdated;
+    rejected += patch.verdicts[i] == kVersionRejected;
   }
-  return {kOk, tally[kUpdated], kNothing, 0, tally[kUpdated] ? ring_records(view) : 0};
+  if (patch.generation) {
+    view.count(kRowsUpdated, updated);
+    view.count(kStaleRows, patch.count - updated - rejected);
+    view.count(kVersionsRejected, rejected);
+  }
+  return {kOk, updated, kNothing, 0, updated ? ring_records(view) : 0};
 }
 
 }  // namespace shmrb
