@@ -23,10 +23,11 @@ from shmrb.errors import (
     StaleAttachmentError,
 )
 from shmrb.schema import Schema
+from shmrb.segment import boot
 from shmrb.segment.directory import Root
 from shmrb.segment.entries import State
 from shmrb.segment.member import Member
-from shmrb.spec import BufferSpec
+from shmrb.spec import BufferSpec, MemmapStorage
 from shmrb.waiting import DEFAULT_TIMEOUT_S, Call, Wait, check_timeout, deadline_of, post
 
 # How often an attacher looks whether the name has appeared.
@@ -247,10 +248,14 @@ def _after_fork() -> None:
         attachment.after_fork()
 
 
-def _end_bounded() -> None:
-    """At exit: what is left of them would lie there until the next creation in that root."""
+def _end_orderly() -> None:
+    """At exit: end buffers that go with this process, and leave those on a disk as one should.
+
+    The former would lie there until the next creation in that root; the latter would not be served
+    after the next start of the machine.
+    """
     for attachment in list(_attachments):
-        if attachment.address in _bounded:
+        if attachment.address in _bounded or isinstance(attachment.spec.storage, MemmapStorage):
             attachment.close()
     for address in _bounded:
         with contextlib.suppress(ShmrbError, OSError):
@@ -258,7 +263,7 @@ def _end_bounded() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_end_bounded)
+atexit.register(_end_orderly)
 
 
 def find(roots: list[str], name: str, timeout: float | None) -> tuple[str, BufferSpec, bytes]:
@@ -266,6 +271,7 @@ def find(roots: list[str], name: str, timeout: float | None) -> tuple[str, Buffe
 
     Raises:
         AttachError: it did not appear in time; the message names the roots that were searched.
+        UncleanError: it lies on a disk, and its machine stopped while it was open.
     """
     deadline = deadline_of(timeout, DEFAULT_TIMEOUT_S)
     while True:
@@ -276,6 +282,8 @@ def find(roots: list[str], name: str, timeout: float | None) -> tuple[str, Buffe
             except NotReadyError as error:
                 problem = error
                 continue
+            if entry.state is State.UNCLEAN:
+                raise boot.unclean(entry.path)
             if entry.state in (State.READY, State.DECLARED) and entry.spec and entry.uuid:
                 return root, entry.spec, entry.uuid
         if time.monotonic() >= deadline:

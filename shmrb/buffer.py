@@ -166,7 +166,6 @@ class ReplayBuffer(Sampling, WriteBack):
         return handle
 
     def _open(self, attachment: Attachment, spec: BufferSpec, options: HandleOptions) -> None:
-        opening.refuse_unbuilt(spec)
         self._attachment = attachment
         self._options = options
         self._transforms = Transforms()

@@ -16,6 +16,7 @@ ShmrbError
 │  ├─ FormatMismatchError         expected and found format number or digest
 │  ├─ PermissionDeniedError(PermissionError)
 │  ├─ FileSystemError             the file system cannot hold a buffer
+│  ├─ UncleanError                on a disk, and open when its machine stopped
 │  └─ CapacityError               no room: bytes needed and available
 ├─ ClosedError(RuntimeError)      you closed it
 ├─ ReadOnlyError                  this role may not write
@@ -86,6 +87,10 @@ class PermissionDeniedError(AttachError, PermissionError):
 
 class FileSystemError(AttachError):
     """The file system lacks what a buffer needs, for example locks that a mapping holds."""
+
+
+class UncleanError(AttachError):
+    """A buffer on a disk was open when its machine stopped; what it holds cannot be trusted."""
 
 
 class CapacityError(AttachError):

@@ -25,7 +25,6 @@ from shmrb.segment import names
 from shmrb.segment.directory import Exist, Root
 from shmrb.spec import (
     BufferSpec,
-    MemmapStorage,
     Sampler,
     SampleUnit,
     Storage,
@@ -40,7 +39,6 @@ __all__ = [
     "create",
     "describe",
     "reattach",
-    "refuse_unbuilt",
 ]
 
 
@@ -124,20 +122,7 @@ def describe(*, storage: Storage, **settings: Any) -> BufferSpec:
         SpecError: the description is impossible, or holds code, which stays in its process.
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    spec = BufferSpec(storage=storage, **given)
-    refuse_unbuilt(spec)
-    return spec
-
-
-def refuse_unbuilt(spec: BufferSpec) -> None:
-    """Refuses what can be described already and is not built."""
-    missing = [
-        name
-        for name, described in (("MemmapStorage", isinstance(spec.storage, MemmapStorage)),)
-        if described
-    ]
-    if missing:
-        raise SpecError(f"{', '.join(missing)}: not available in this version of shmrb.")
+    return BufferSpec(storage=storage, **given)
 
 
 def create(

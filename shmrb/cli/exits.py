@@ -16,6 +16,7 @@ from shmrb.errors import (
     PermissionDeniedError,
     ShmrbError,
     SpecError,
+    UncleanError,
 )
 
 OK = 0
@@ -54,6 +55,7 @@ _CODES: tuple[tuple[type[ShmrbError], int], ...] = (
     (FormatMismatchError, UNREADABLE),
     (CorruptionError, UNREADABLE),
     (FileSystemError, UNREADABLE),
+    (UncleanError, UNREADABLE),
     (NotReadyError, FAILED),
     # Whatever else keeps a buffer from being attached or dropped: its members.
     (AttachError, TAKEN),

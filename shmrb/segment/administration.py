@@ -10,7 +10,9 @@ from pathlib import Path
 import filelock
 
 from shmrb.errors import FileSystemError, LockTimeoutError
-from shmrb.segment import entries, names
+from shmrb.segment import names
+from shmrb.segment.opening import denied
+from shmrb.segment.room import NO_ROOM, no_room
 
 TIMEOUT_S = 60.0
 # The lock is held for about a millisecond.
@@ -30,6 +32,7 @@ def administration_lock(root: str, mode: int, timeout: float) -> Iterator[None]:
         LockTimeoutError: somebody holds it; the message names the process.
         PermissionDeniedError: the lock file is not open to this user.
         FileSystemError: something else lies in its place.
+        CapacityError: there is no room for the file.
     """
     path = os.path.join(root, names.ADMINISTRATION_LOCK)
     lock = filelock.FileLock(path, timeout=timeout, mode=mode)
@@ -41,8 +44,10 @@ def administration_lock(root: str, mode: int, timeout: float) -> Iterator[None]:
             "Continue or end that process."
         ) from None
     except PermissionError:
-        raise entries.denied(path if os.path.exists(path) else root) from None
+        raise denied(path if os.path.exists(path) else root) from None
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise no_room(root, {names.ADMINISTRATION_LOCK: 1}, error.errno) from None
         # A link is not followed, and a directory is no lock.
         raise FileSystemError(
             f"{path}: expected a plain file to lock, got another kind ({error.strerror}). "

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shmrb import core
-from shmrb.segment import doorbell, layout, names
-from shmrb.segment.entries import READY_STATE, open_directory
+from shmrb.segment import boot, doorbell, layout, names
+from shmrb.segment.entries import READY_STATE
 from shmrb.segment.filesystem import unproven
 from shmrb.segment.layout import Declaration, Layout, Meta
 from shmrb.segment.mapping import Mapping, create_reserved, touch
+from shmrb.segment.opening import open_directory
 from shmrb.segment.room import NO_ROOM, check_room, no_room
-from shmrb.spec import BufferSpec, Priorities
+from shmrb.spec import BufferSpec, MemmapStorage, Priorities
 
 # Without a batch size the limiter's error buffer is chosen for this one.
 ASSUMED_BATCH = 256
@@ -124,6 +125,10 @@ class Building:
                 if meta.layout.spec.purpose == "parameters":
                     _hold_all_slots_live(meta.layout, directory, self.path)
                 _write_meta(meta, directory, file_mode)
+                if isinstance(meta.layout.spec.storage, MemmapStorage):
+                    boot.write_first_mark(directory, file_mode)
+                    # Where a disk has promised more than it has, it says so now.
+                    boot.write_out(directory)
         except OSError as error:
             # What is available is what was there before.
             self.discard()
@@ -150,6 +155,8 @@ class Building:
         """Make the file of a buffer that has no memory yet."""
         with open_directory(self.path) as directory:
             _write(names.DECLARATION, layout.pack_declaration(declaration), directory, file_mode)
+            if isinstance(declaration.spec.storage, MemmapStorage):
+                boot.write_out(directory)
 
     def set_generation_base(self, base: int) -> None:
         """Say below which generation no record may lie. Known only once the name is sure."""
@@ -158,6 +165,7 @@ class Building:
         descriptor = os.open(os.path.join(self.path, names.CONTROL), flags)
         try:
             os.pwrite(descriptor, base.to_bytes(size, "little"), offset)
+            os.fsync(descriptor)
         finally:
             os.close(descriptor)
 

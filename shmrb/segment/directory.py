@@ -1,9 +1,7 @@
-"""A root: creating, declaring, publishing, finding, listing and dropping buffers; floor F3.
+"""A root: creating, declaring, publishing, adopting and dropping buffers; floor F3.
 
-One lock a root guards its names. It is held for moments: memory is reserved and filled in a
-directory that bears no buffer's name yet, and files are removed from one that bears none any more.
-Since every name is given under the lock, an ordinary rename onto a missing name is enough; nobody
-needs renameat2's NOREPLACE, which not every file system has.
+Since every name is given under the root's lock, an ordinary rename onto a missing name is enough;
+nobody needs renameat2's NOREPLACE, which not every file system has.
 """
 
 from __future__ import annotations
@@ -11,26 +9,25 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+import uuid as uuids
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 from shmrb import core
 from shmrb.errors import (
     AlreadyExistsError,
-    NoSuchBufferError,
     RecordError,
     ShmrbError,
     SpecError,
     StaleAttachmentError,
 )
 from shmrb.schema import Schema
-from shmrb.segment import building, doorbell, entries, names, removal, stamps
-from shmrb.segment.administration import TIMEOUT_S, administration_lock
+from shmrb.segment import boot, building, doorbell, entries, names, removal, stamps, where
 from shmrb.segment.building import Building, Progress
 from shmrb.segment.entries import Entry, State
-from shmrb.segment.filesystem import check_file_system
 from shmrb.segment.layout import Declaration, Layout, Meta
+from shmrb.segment.place import Place
 from shmrb.segment.removal import Leftover
 from shmrb.spec import BufferSpec, MemmapStorage
 
@@ -38,8 +35,6 @@ Exist = Literal["attach", "error", "replace"]
 
 # Seconds that closing a handle may wait for the administration lock.
 CLOSE_WAIT_S = 1.0
-# Names that an error lists.
-SHOWN_NAMES = 8
 
 
 @dataclass
@@ -58,93 +53,8 @@ class Created:
     hold: core.HeldByte | None = None
 
 
-class Root:
-    """A directory of buffers.
-
-    Args:
-        path: of the root; made at the first creation.
-        mode: permissions of new files, 0o600 or 0o660 for a group; directories get the matching
-            search bits. Set whatever the umask. None: 0o660 in a root that its group may write and
-            nobody else, 0o600 in any other.
-        lock_timeout: seconds to wait for the administration lock.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        mode: int | None = None,
-        lock_timeout: float = TIMEOUT_S,
-    ) -> None:
-        self.path = os.path.abspath(os.fspath(path))
-        self._mode = mode
-        self.lock_timeout = lock_timeout
-
-    @property
-    def mode(self) -> int:
-        """The mode of files."""
-        if self._mode is not None:
-            return self._mode
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(self.path).st_mode & 0o022 == 0o020:
-                return 0o660
-        return 0o600
-
-    @property
-    def directory_mode(self) -> int:
-        """The mode of directories: whoever may read a file may pass through to it."""
-        return self.mode | (self.mode & 0o444) >> 2
-
-    @property
-    def _modes(self) -> tuple[int, int]:
-        return self.directory_mode, self.mode
-
-    def path_of(self, name: str) -> str:
-        """The directory of a buffer.
-
-        Raises:
-            SpecError: no buffer may bear the name.
-        """
-        return os.path.join(self.path, names.directory_name(name))
-
-    def make(self) -> None:
-        """Make the directory if it is not there.
-
-        Raises:
-            FileSystemError: nobody could prove there that a client lives.
-            PermissionDeniedError: it is not ours to use.
-        """
-        names.make_root(self.path, self.directory_mode)
-        check_file_system(self.path)
-
-    def find(self, name: str) -> Entry:
-        """What bears the name: missing, declared or ready.
-
-        Raises:
-            FormatMismatchError, FileSystemError: something else lies there.
-            PermissionDeniedError: it is not open to this user.
-        """
-        found = entries.look(self.path, name)
-        return replace(found, state=State.MISSING) if found.state is State.LEAVING else found
-
-    def require(self, name: str) -> Entry:
-        """What `find` gives, but a missing name is an error.
-
-        Raises:
-            NoSuchBufferError: nothing bears the name; the message lists known names.
-        """
-        found = self.find(name)
-        if found.state is State.MISSING:
-            raise self.unknown(name)
-        return found
-
-    def list(self, prefix: str = "") -> tuple[Entry, ...]:
-        """Every buffer called `prefix` or below it; with the empty prefix also what is foreign."""
-        return tuple(
-            entry
-            for entry in entries.list_entries(self.path)
-            if entry.state is not State.LEAVING and names.is_below(entry.name, prefix)
-        )
+class Root(Place):
+    """A directory of buffers, for those that make, find and drop them."""
 
     def create(
         self,
@@ -175,6 +85,9 @@ class Root:
         while True:
             if name is not None and exist != "replace":
                 found = self.find(name)
+                if found.state is State.MISSING and isinstance(spec.storage, MemmapStorage):
+                    # Its door is on tmpfs, and goes with the machine's memory.
+                    found = Root(spec.storage.directory).find(name)
                 if found.state is not State.MISSING:
                     return self._use(found, spec, exist)
             created = self._build(
@@ -182,6 +95,34 @@ class Root:
             )
             if created is not None:
                 return created
+
+    def adopt(self, place: str, name: str) -> Entry:
+        """Give a buffer in a directory on a disk its name in this root.
+
+        Raises:
+            AlreadyExistsError: handles of another buffer of this name could meet its records.
+            NoSuchBufferError: it is gone.
+        """
+        with self.holding(name, place) as now:
+            there = entries.look(place, name)
+            if there.state in (State.MISSING, State.LEAVING):
+                raise self.unknown(name)
+            assert there.uuid is not None
+            if now.state is State.LEAVING:
+                for gone in removal.take_down(self.path, now):
+                    removal.remove_tree(gone)
+            if now.state in (State.MISSING, State.LEAVING):
+                if stamps.read_stamp(self.path, name) > stamps.read_stamp(place, name):
+                    raise AlreadyExistsError(
+                        f"{there.path} holds a buffer {name!r} from before another one of this "
+                        f"name was dropped in {self.path}, whose handles would match its records. "
+                        "Take another name, or replace it (exist='replace')."
+                    )
+                stamps.reserve_stamp(self.path, name, self.modes)
+                door = where.prepare_door(self.path, uuids.uuid4().hex, there.path, self.modes)
+                doorbell.create_semaphores(there.uuid, self.mode)
+                os.rename(door, self.path_of(name))
+        return self.require(name)
 
     def publish_declared(self, name: str, schema: Schema) -> Created:
         """Reserve the memory of a declared buffer, now that its first record has come.
@@ -200,12 +141,11 @@ class Root:
         assert found.declaration is not None
         spec = found.declaration.spec.with_schema(schema)
         meta = Meta(Layout.of(spec), found.declaration.uuid, found.declaration.created_ns)
-        with self._lock():
-            made = Building.start(self.path, 1, self._modes)
+        with self.lock_of(found.place):
+            made = Building.start(found.place, 1, self.modes)
         try:
             made.reserve_and_fill(meta, self.mode)
-            with self._lock():
-                now = self.require(name)
+            with self.holding(name) as now:
                 if now.uuid != found.uuid:
                     raise StaleAttachmentError(
                         f"Another buffer bears the name {name!r} now: it was dropped and created "
@@ -231,20 +171,19 @@ class Root:
             AttachError: it has members, named in the message, and `force` is not set.
         """
         self.require(name)
-        with self._lock():
-            found = entries.look(self.path, name)
+        with self.holding(name) as found:
             if found.state is State.MISSING:
                 raise self.unknown(name)
             if found.state is not State.LEAVING and not force:
                 removal.refuse_if_in_use(found)
             gone = removal.take_down(self.path, found)
-        removal.remove_tree(gone)
+        removal.remove_trees(gone)
 
     def leftovers(self) -> tuple[Leftover, ...]:
         """What dead creators and interrupted drops left, without touching it."""
         if not os.path.isdir(self.path):
             return ()
-        with self._lock():
+        with self.lock_of(self.path):
             return tuple(removal.find_leftovers(self.path))
 
     def reclaim(self) -> tuple[Leftover, ...]:
@@ -255,13 +194,13 @@ class Root:
         """
         if not os.path.isdir(self.path):
             return ()
-        taken: dict[Leftover, str] = {}
-        with self._lock():
+        taken: dict[Leftover, list[str]] = {}
+        with self.lock_of(self.path):
             for leftover in tuple(removal.find_leftovers(self.path)):
-                with contextlib.suppress(OSError, ShmrbError):
+                with contextlib.suppress(OSError, ShmrbError), self.inner_locks(leftover.place):
                     taken[leftover] = removal.clear(self.path, leftover)
-        for path in taken.values():
-            removal.remove_tree(path)
+        for paths in taken.values():
+            removal.remove_trees(paths)
         return tuple(taken)
 
     def reclaim_bounded(self, name: str) -> None:
@@ -272,27 +211,39 @@ class Root:
         """
         if not os.path.isdir(self.path):
             return
-        with administration_lock(self.path, self.mode, min(self.lock_timeout, CLOSE_WAIT_S)):
-            found = entries.look(self.path, name)
+        with self._for_closing().holding(name) as found:
             if found.state is State.MISSING or not removal.is_abandoned(found):
                 return
             gone = removal.take_down(self.path, found)
-        removal.remove_tree(gone)
+        removal.remove_trees(gone)
+
+    def settle(self, entry: Entry) -> None:
+        """Have a buffer on a disk written out and marked so, if nobody has it any more."""
+        lock = partial(self._for_closing().lock_of, entry.place)
+        boot.settle(entry.path, lambda: any(True for _ in entry.held_slots()), lock)
+
+    def _for_closing(self) -> Root:
+        """This root for somebody who shall not wait long."""
+        return Root(self.path, mode=self._mode, lock_timeout=min(self.lock_timeout, CLOSE_WAIT_S))
 
     def _use(self, found: Entry, spec: BufferSpec, exist: Exist) -> Created:
         """The buffer that is there already, if it is the one that is asked for."""
         assert found.spec is not None
         if exist == "error":
             raise AlreadyExistsError(
-                f"Buffer {found.name!r} exists already in {self.path}. Attach to it, drop it, or "
+                f"Buffer {found.name!r} exists already in {found.place}. Attach to it, drop it, or "
                 "take another name."
             )
         differences = found.spec.differences(spec)
         if differences:
             raise AlreadyExistsError(
-                f"Buffer {found.name!r} exists already in {self.path}, described otherwise: "
+                f"Buffer {found.name!r} exists already in {found.place}, described otherwise: "
                 f"{'; '.join(differences)}. Ask for the same, drop it, or take another name."
             )
+        if found.state is State.UNCLEAN:
+            raise boot.unclean(found.path)
+        if found.door is None and found.place != self.path:
+            found = self.adopt(found.place, found.name)
         if found.state is State.DECLARED and spec.schema is not None:
             return self.publish_declared(found.name, spec.schema)
         return Created(found, False)
@@ -307,8 +258,9 @@ class Root:
         progress: Progress | None,
     ) -> Created | None:
         """A new buffer under this name, or None if somebody else took the name meanwhile."""
-        with self._lock():
-            made = Building.start(self.path, spec.max_clients + 1, self._modes)
+        place = self._prepared_place(spec, layout)
+        with self.lock_of(place):
+            made = Building.start(place, spec.max_clients + 1, self.modes)
         own_name = names.private_name(made.build) if name is None else name
         uuid = bytes.fromhex(made.build)
         try:
@@ -316,42 +268,81 @@ class Root:
                 made.write_declaration(Declaration(spec, uuid, time.time_ns()), self.mode)
             else:
                 made.reserve_and_fill(Meta(layout, uuid, time.time_ns()), self.mode, progress)
-            with self._lock():
-                there = entries.look(self.path, own_name)
-                gone = None
-                if there.state not in (State.MISSING, State.LEAVING) and not replaces:
+            with self.holding(own_name, place) as there:
+                taken = self._taken(there, place)
+                if not replaces and any(one.state is not State.LEAVING for one in taken):
                     made.discard()
                     return None
-                if there.state is not State.MISSING:
-                    gone = removal.take_down(self.path, there)
+                gone = [path for one in taken for path in removal.take_down(self.path, one)]
                 hold = None
                 if entries.is_bounded(own_name, spec):
                     hold = building.take_hold(made.live_lock, spec.max_clients)
                 if layout is not None:
-                    self._open_for_use(made, own_name, uuid)
-                os.rename(made.path, there.path)
+                    self._open_for_use(made, own_name, uuid, place)
+                self._name(made, own_name, place)
         except BaseException:
             made.discard()
             raise
         finally:
             made.close()
-        if gone is not None:
-            removal.remove_tree(gone)
+        removal.remove_trees(gone)
         if layout is None:
             core.stopping_point("declared")
         return Created(self.require(own_name), True, hold)
 
-    def _open_for_use(self, made: Building, name: str, uuid: bytes) -> None:
+    def _prepared_place(self, spec: BufferSpec, layout: Layout | None) -> str:
+        """The directory in which the buffer will lie; on a disk, made if it is not there."""
+        if not isinstance(spec.storage, MemmapStorage):
+            return self.path
+        place = spec.storage.directory
+        beside = Root(place, mode=self.mode, lock_timeout=self.lock_timeout)
+        if os.path.exists(os.path.join(place, names.ADMINISTRATION_LOCK)):
+            beside.reclaim()
+        files = layout.all_files if layout is not None else {}
+        where.prepare_place(place, self.path, self.directory_mode, files)
+        return place
+
+    def _taken(self, there: Entry, place: str) -> list[Entry]:
+        """What stands where a new buffer shall be: under its name here, and on its disk."""
+        found = [] if there.state is State.MISSING else [there]
+        if place not in (self.path, there.place):
+            beside = entries.look(place, there.name)
+            found += [] if beside.state is State.MISSING else [beside]
+        return found
+
+    def _name(self, made: Building, name: str, place: str) -> None:
+        """Give a finished buffer its name; on a disk the door comes last and needs no room then."""
+        path = os.path.join(place, names.directory_name(name))
+        if place == self.path:
+            os.rename(made.path, path)
+            return
+        door = where.prepare_door(self.path, made.build, path, self.modes)
+        try:
+            os.rename(made.path, path)
+        except OSError:
+            removal.remove_tree(door)
+            raise
+        boot.keep_names(place)
+        os.rename(door, self.path_of(name))
+
+    def _open_for_use(self, made: Building, name: str, uuid: bytes, place: str) -> None:
         """What can be done only when the name is sure: identity, and what lies outside the root."""
-        made.set_generation_base(stamps.reserve_stamp(self.path, name, self._modes) + 1)
+        places = {self.path, place}
+        highest = max(stamps.reserve_stamp(each, name, self.modes) for each in places)
+        for each in places:
+            stamps.raise_stamp(each, name, highest)
+        made.set_generation_base(highest + 1)
         doorbell.create_semaphores(uuid, self.mode)
 
     def _publish(self, made: Building, declared: Entry, meta: Meta) -> None:
-        self._open_for_use(made, declared.name, meta.uuid)
-        for file in (*meta.layout.files, names.META):
+        self._open_for_use(made, declared.name, meta.uuid, declared.place)
+        mark = (names.BOOT,) if declared.is_lasting else ()
+        for file in (*meta.layout.files, *mark, names.META):
             if file != names.LIVE_LOCK:
                 os.rename(os.path.join(made.path, file), os.path.join(declared.path, file))
         os.unlink(os.path.join(declared.path, names.DECLARATION))
+        if declared.is_lasting:
+            boot.keep_names(declared.path)
 
     def _lost(self, winner: Entry, schema: Schema) -> Created:
         assert winner.spec is not None
@@ -364,25 +355,10 @@ class Root:
             )
         return Created(winner, False)
 
-    def unknown(self, name: str) -> NoSuchBufferError:
-        """The error for a name that nothing bears; it lists known ones."""
-        known = [entry.name for entry in self.list() if entry.state is not State.FOREIGN]
-        shown = ", ".join(known[:SHOWN_NAMES]) or "none"
-        more = f" and {len(known) - SHOWN_NAMES} more" if len(known) > SHOWN_NAMES else ""
-        return NoSuchBufferError(
-            f"No buffer {name!r} in {self.path}; known there: {shown}{more}. Create it, or name "
-            f"another root ({names.ROOT_VARIABLE})."
-        )
-
-    def _lock(self) -> AbstractContextManager[None]:
-        return administration_lock(self.path, self.mode, self.lock_timeout)
-
 
 def _checked_layout(spec: BufferSpec, name: str | None, exist: str) -> Layout | None:
     if exist not in get_args(Exist):
         raise SpecError(f"exist must be one of {', '.join(get_args(Exist))}, got {exist!r}.")
     if name is not None:
         names.check_name(name)
-    if isinstance(spec.storage, MemmapStorage):
-        raise SpecError("storage: memory-mapped files are not served yet; use SharedStorage.")
     return None if spec.schema is None else Layout.of(spec)

@@ -7,24 +7,18 @@ newer format is described, never touched.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from shmrb import core
-from shmrb.errors import (
-    AttachError,
-    FileSystemError,
-    FormatMismatchError,
-    PermissionDeniedError,
-)
-from shmrb.segment import layout, names
-from shmrb.segment.accounts import group_name, user_name
+from shmrb.errors import AttachError, FormatMismatchError
+from shmrb.segment import boot, layout, names
 from shmrb.segment.layout import Declaration, Meta
-from shmrb.spec import BufferSpec
+from shmrb.segment.opening import denied, file_sizes, read_file
+from shmrb.segment.where import StaleDoor, open_buffer
+from shmrb.spec import BufferSpec, MemmapStorage
 
 # BufferState of native/abi.h.
 READY_STATE = 1
@@ -39,6 +33,8 @@ class State(Enum):
     READY = "ready"
     # Somebody is dropping it, or died while doing so; for a user it is missing already.
     LEAVING = "leaving"
+    # On a disk, and open when the machine stopped: words may be there without their bytes.
+    UNCLEAN = "unclean"
     # Not ours, of another format, or not open to this user.
     FOREIGN = "foreign"
 
@@ -49,9 +45,10 @@ class Entry:
 
     Attributes:
         name: the buffer's name; for what is not ours, the directory's.
-        path: the directory.
+        path: the directory of its files.
         state: how far it has come.
-        meta: of a buffer that is ready or leaving.
+        door: the directory in the root that says where the files lie, None if they lie there.
+        meta: of a buffer that is ready, unclean or leaving.
         declaration: of one that is declared.
         problem: why a foreign one is foreign.
     """
@@ -59,6 +56,7 @@ class Entry:
     name: str
     path: str
     state: State
+    door: str | None = None
     meta: Meta | None = None
     declaration: Declaration | None = None
     problem: str = ""
@@ -75,6 +73,16 @@ class Entry:
         """The identity, if there is a buffer. It stays when a declared one is published."""
         described = self.meta or self.declaration
         return described.uuid if described is not None else None
+
+    @property
+    def place(self) -> str:
+        """The directory in which the buffer's own directory lies: the root, or one on a disk."""
+        return os.path.dirname(self.path)
+
+    @property
+    def is_lasting(self) -> bool:
+        """Do its files outlive the machine's stop?"""
+        return self.spec is not None and isinstance(self.spec.storage, MemmapStorage)
 
     @property
     def live_lock(self) -> str:
@@ -127,19 +135,27 @@ def look(root: str, name: str) -> Entry:
     path = os.path.join(root, names.directory_name(name))
     while True:
         try:
-            with open_directory(path) as descriptor:
+            with open_buffer(root, name) as found:
                 try:
-                    return read_entry(name, path, descriptor)
+                    return read_entry(name, found.path, found.descriptor, found.door)
                 except (FormatMismatchError, FileNotFoundError):
                     # Files that are being removed look damaged; the name is another's by then.
-                    if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                    if os.path.samestat(os.stat(found.path), os.fstat(found.descriptor)):
                         raise
+        except StaleDoor as error:
+            return Entry(name, error.target, State.LEAVING, path)
         except FileNotFoundError:
             return Entry(name, path, State.MISSING)
 
 
-def read_entry(name: str, path: str, descriptor: int) -> Entry:
+def read_entry(name: str, path: str, descriptor: int, door: str | None = None) -> Entry:
     """What an open directory holds.
+
+    Args:
+        name: of the buffer.
+        path: of the directory.
+        descriptor: of the directory.
+        door: the directory in the root that says where it is, if it lies elsewhere.
 
     Raises:
         FormatMismatchError: not a buffer of this format.
@@ -151,7 +167,7 @@ def read_entry(name: str, path: str, descriptor: int) -> Entry:
         declared = read_file(names.DECLARATION, descriptor, path, limit)
         if declared is not None:
             declaration = layout.parse_declaration(declared, os.path.join(path, names.DECLARATION))
-            return Entry(name, path, State.DECLARED, declaration=declaration)
+            return Entry(name, path, State.DECLARED, door, declaration=declaration)
         # Published between the two looks, it has lost the one and got the other.
         raw = read_file(names.META, descriptor, path, limit)
     if raw is None:
@@ -161,7 +177,10 @@ def read_entry(name: str, path: str, descriptor: int) -> Entry:
         )
     meta = layout.parse_meta(raw, os.path.join(path, names.META))
     meta.layout.check_sizes(file_sizes(descriptor), path)
-    return Entry(name, path, _read_state(meta, descriptor, path), meta=meta)
+    entry = Entry(name, path, _read_state(meta, descriptor, path), door, meta=meta)
+    if entry.state is State.READY and entry.is_lasting and not boot.is_whole(descriptor, path):
+        return replace(entry, state=State.UNCLEAN)
+    return entry
 
 
 def list_entries(root: str) -> Iterator[Entry]:
@@ -210,81 +229,6 @@ def field(raw: bytes, block: dict[str, Any], name: str) -> bytes:
     """The bytes of one field of a block of the control file."""
     offset, size = block["fields"][name]
     return raw[offset : offset + size]
-
-
-@contextmanager
-def open_directory(path: str) -> Iterator[int]:
-    """A descriptor of a directory that is not reached by a link.
-
-    Raises:
-        FileSystemError: it is a link, or no directory.
-        PermissionDeniedError: it is not open to this user.
-        FileNotFoundError: nothing is there.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags)
-    except NotADirectoryError:
-        kind = "a link" if os.path.islink(path) else "no directory"
-        raise FileSystemError(f"{path}: expected the directory of a buffer, got {kind}.") from None
-    except PermissionError:
-        raise denied(path) from None
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def read_file(name: str, directory: int, where: str, limit: int) -> bytes | None:
-    """A file of an open directory, None if it is not there. Links are not followed."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        descriptor = os.open(name, flags, dir_fd=directory)
-    except FileNotFoundError:
-        return None
-    except PermissionError:
-        raise denied(os.path.join(where, name)) from None
-    except OSError as error:
-        raise FormatMismatchError(
-            f"{where}: {name!r} cannot be opened: {error.strerror}."
-        ) from None
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise FormatMismatchError(f"{where}: expected a plain file {name!r}, got another kind.")
-        if found.st_size > limit:
-            raise FormatMismatchError(
-                f"{where}: expected at most {limit} bytes of {name!r}, got {found.st_size}."
-            )
-        return file.read()
-
-
-def file_sizes(directory: int) -> dict[str, int]:
-    """Bytes of each plain file in an open directory."""
-    with os.scandir(directory) as found:
-        return {
-            item.name: item.stat(follow_symlinks=False).st_size
-            for item in found
-            if item.is_file(follow_symlinks=False)
-        }
-
-
-def denied(path: str) -> PermissionDeniedError:
-    """The error for a path that is not open to this user, naming whose it or the way to it is."""
-    place = path
-    while True:
-        try:
-            found = os.stat(place)
-            break
-        except OSError:
-            # The root of the file system can be looked at by everybody.
-            place = os.path.dirname(place) or os.sep
-    whose = "it" if place == path else place
-    return PermissionDeniedError(
-        f"{path}: not open to user {os.geteuid()}; {whose} belongs to user "
-        f"{user_name(found.st_uid)} and group {group_name(found.st_gid)} with mode "
-        f"{stat.S_IMODE(found.st_mode):04o}. Join that group, or ask the owner for another mode."
-    )
 
 
 def _read_state(meta: Meta, directory: int, where: str) -> State:

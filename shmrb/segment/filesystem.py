@@ -13,6 +13,8 @@ _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph
 _CLUSTER = frozenset({"lustre", "gfs2", "ocfs2"})
 _REFUSED = _NETWORK | _CLUSTER | {"overlay"}
 _REFUSED_PREFIX = "fuse"
+# Where files were seen to keep locks, bytes and promised room.
+_PROVEN = frozenset({"tmpfs", "ext2", "ext3", "ext4", "xfs"})
 
 
 def file_system(path: str | os.PathLike[str]) -> str:
@@ -39,6 +41,30 @@ def check_file_system(path: str | os.PathLike[str]) -> None:
     kind = file_system(path)
     if kind in _REFUSED or kind.startswith(_REFUSED_PREFIX):
         raise unproven(path, kind)
+
+
+def check_lasting(path: str | os.PathLike[str]) -> str:
+    """Refuse a file system for files that are mapped for long; what speaks against it otherwise.
+
+    Raises:
+        FileSystemError: a network file system, FUSE, or overlay.
+    """
+    kind = file_system(path)
+    if kind in _REFUSED or kind.startswith(_REFUSED_PREFIX):
+        raise FileSystemError(
+            f"{os.fspath(path)}: expected a file system that keeps a lock for as long as a mapping "
+            f"of the locked file lives (ext4, xfs, tmpfs), got {kind}. Name a directory on a local "
+            "disk; in a container, on a volume."
+        )
+    if kind == "btrfs":
+        return (
+            f"{os.fspath(path)}: btrfs does not keep the room that it promised when a page is "
+            "written again, so a full disk can end processes with SIGBUS. Use ext4 or xfs, or make "
+            "the directory with chattr +C."
+        )
+    if kind not in _PROVEN:
+        return f"{os.fspath(path)}: {kind} was not tested; ext4, xfs and tmpfs were."
+    return ""
 
 
 def unproven(path: str | os.PathLike[str], kind: str | None = None) -> FileSystemError:

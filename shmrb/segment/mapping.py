@@ -185,17 +185,15 @@ def touch(
     *,
     directory: int,
     where: str,
-    is_lasting: bool = False,
     advance: Callable[[int], None] = lambda _bytes: None,
 ) -> None:
-    """Give every page of a reserved file its memory, or on a disk its bytes.
+    """Give every page of a reserved file its memory, and every byte its zero.
 
     Args:
         name: the file.
         size: bytes that were reserved.
         directory: a descriptor.
         where: what to call the directory in messages.
-        is_lasting: see that the zeros reach the disk, which may promise more than it has.
         advance: hears how many more bytes are touched, after each step.
 
     Raises:
@@ -214,12 +212,6 @@ def touch(
             advance(length)
     finally:
         mapping.close()
-    if is_lasting:
-        descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _write_zeros(name: str, start: int, length: int, directory: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from functools import partial
 from typing import Any
 
 from shmrb import core
@@ -19,14 +20,16 @@ from shmrb.errors import (
     ShmrbError,
     SpecError,
 )
-from shmrb.segment import entries, names
+from shmrb.segment import boot, entries, names
 from shmrb.segment.directory import Root
 from shmrb.segment.doorbell import Bell, open_semaphores
 from shmrb.segment.entries import Entry, State
 from shmrb.segment.filesystem import unproven
 from shmrb.segment.layout import CONSUMPTION_WORDS, Layout, start_levels
 from shmrb.segment.mapping import Mapping
+from shmrb.segment.opening import denied
 from shmrb.segment.room import no_addresses
+from shmrb.segment.where import open_buffer
 from shmrb.spec import BufferSpec
 
 # A buffer can be replaced while a client attaches; more often than this, something is wrong.
@@ -67,6 +70,8 @@ class Member:
         self._entry = entry
         self._role = role
         self._hold: core.HeldByte | None = None
+        # Whether to see, when it leaves, that the disk has everything.
+        self._settles = False
         self.name = entry.name
         self.uuid = entry.meta.uuid
         self.layout: Layout = entry.meta.layout
@@ -102,6 +107,8 @@ class Member:
             FormatMismatchError: what lies there is not a buffer of this format.
             FileSystemError: nobody could prove there that this client lives.
             PermissionDeniedError: the files are not open to this user in this role.
+            UncleanError: it lies on a disk, and its machine stopped while it was open.
+            CapacityError: this process has too few addresses for it.
             AttachError: all client slots are taken.
         """
         try:
@@ -126,14 +133,14 @@ class Member:
         cls, root: Root, name: str, role: ClientRole, client_name: str, hint: int
     ) -> Member | None:
         """None if the buffer went away meanwhile."""
-        path = root.path_of(name)
         with contextlib.ExitStack() as stack:
             try:
-                directory = stack.enter_context(entries.open_directory(path))
+                found = stack.enter_context(open_buffer(root.path, name))
             except FileNotFoundError:
                 raise root.unknown(name) from None
+            path, directory = found.path, found.descriptor
             try:
-                entry = entries.read_entry(name, path, directory)
+                entry = entries.read_entry(name, path, directory, found.door)
                 if entry.state is State.LEAVING:
                     raise root.unknown(name)
                 _check_joinable(entry)
@@ -157,7 +164,7 @@ class Member:
                     raise
                 return None
             except PermissionError as error:
-                raise error if isinstance(error, ShmrbError) else entries.denied(path) from None
+                raise error if isinstance(error, ShmrbError) else denied(path) from None
         return None
 
     @property
@@ -186,15 +193,24 @@ class Member:
     def close(self) -> None:
         """Detach: wait for calls under way, give the client slot back, unmap. Again: nothing.
 
-        The last to leave a buffer whose creator is gone removes it.
+        The last to leave a buffer on a disk has it written out, and the last to leave one whose
+        creator is gone removes it.
         """
         if not self._is_open:
             return
         self._detach()
+        self._leave()
+
+    def _leave(self) -> None:
         if self._entry.is_bounded:
             # Not ours to remove, or somebody else is at it: then the next creation does it.
             with contextlib.suppress(ShmrbError, OSError):
                 self._root.reclaim_bounded(self.name)
+        elif self._settles:
+            # Dropped meanwhile, or the disk fails: without the mark it is not served after the next
+            # start of the machine, which is right.
+            with contextlib.suppress(ShmrbError, OSError):
+                self._root.settle(self._entry)
 
     def __enter__(self) -> Member:
         return self
@@ -217,6 +233,8 @@ class Member:
             return
         if os.getpid() == self._pid:
             self._detach()
+            if self._settles:
+                self._leave()
         else:
             self.abandon()
 
@@ -327,6 +345,9 @@ class Member:
             raise AttachError(f"Buffer {self.name!r}: attaching failed: {Status(status).name}.")
         if not self.segment.is_ready():
             raise FileNotFoundError
+        if self._entry.is_lasting and self._role is not ClientRole.OBSERVER:
+            boot.take_up(self._entry.path, partial(self._root.lock_of, self._entry.place))
+            self._settles = True
         has_bells = self._role is not ClientRole.OBSERVER
         records, room = (open_semaphores(self.uuid) if has_bells else None) or (None, None)
         self._bells = {
@@ -364,6 +385,8 @@ def _check_joinable(entry: Entry) -> None:
             f"Buffer {entry.name!r} is only declared: it has no fields yet. Its first write gives "
             "it some."
         )
+    if entry.state is State.UNCLEAN:
+        raise boot.unclean(entry.path)
     if entry.is_bounded and not entry.creator_lives:
         raise NoSuchBufferError(
             f"Buffer {entry.name!r} takes no new members: it ends with its creator, who is gone."

@@ -51,6 +51,9 @@ CONSUMPTION = "consumption"
 DATA = "data"
 LIVE_LOCK = "live.lock"
 DECLARATION = "declaration"
+# Only of buffers on a disk: the mark, and in the root the way to their directory.
+BOOT = "boot"
+WHERE = "where"
 
 # First uid that belongs to a person; below it are root and system users (login.defs, SYS_UID_MAX).
 FIRST_PERSON_UID = 1000

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from shmrb.errors import AttachError
 from shmrb.segment import doorbell, entries, names, stamps
 from shmrb.segment.entries import DEAD_STATE, Entry, State
 from shmrb.segment.mapping import Mapping
+from shmrb.segment.opening import open_directory
 
 # The generation's place in a slot's word (native/abi.h).
 GENERATION_SHIFT = 20
@@ -27,6 +29,11 @@ class Leftover:
 
     path: str
     reason: str
+
+    @property
+    def place(self) -> str:
+        """The directory in which it lies."""
+        return os.path.dirname(self.path)
 
 
 def refuse_if_in_use(entry: Entry) -> None:
@@ -49,33 +56,57 @@ def refuse_if_in_use(entry: Entry) -> None:
         )
 
 
-def take_down(root: str, entry: Entry) -> str:
+def take_down(root: str, entry: Entry) -> list[str]:
     """Take the name away from a buffer, members or not, and keep its highest generation.
 
     Whoever is attached keeps its mapping, and learns at its next call that the buffer is dead.
-    Killed half-way, the next caller begins anew and gets to the end.
+    Killed half-way, the next caller begins anew and gets to the end. A door goes before what it
+    leads to: so no door is left that leads nowhere while somebody drops.
+
+    REQUIRES: the lock of the place where its files lie is held too.
 
     Returns:
-        The directory where the files are now; `remove_tree` is left to do, without the lock.
+        The directories where the files are now; `remove_tree` is left to do, without the lock.
     """
     if entry.meta is not None:
-        forced = any(True for _ in entry.held_slots())
+        forced = entry.state is State.UNCLEAN or any(True for _ in entry.held_slots())
         _mark_dead(entry)
         core.stopping_point("dropping")
         highest = _highest_generation(entry) + (stamps.MARGIN if forced else 0)
-        stamps.raise_stamp(root, entry.name, highest)
-    assert entry.uuid is not None
-    doorbell.unlink_semaphores(entry.uuid)
-    gone = os.path.join(root, names.leaving_name(entry.uuid.hex()))
+        for place in {root, entry.place}:
+            stamps.raise_stamp(place, entry.name, highest)
+    build = uuid.uuid4().hex
+    if entry.uuid is not None:
+        build = entry.uuid.hex()
+        doorbell.unlink_semaphores(entry.uuid)
+    else:
+        # Only a door is left; whoever removed the buffer may have known another root.
+        stamps.raise_stamp(root, entry.name, stamps.read_stamp(entry.place, entry.name))
+    gone = []
+    if entry.door is not None:
+        gone.append(_put_aside(entry.door, build))
+    if entry.uuid is not None:
+        gone.append(_put_aside(entry.path, build))
+    return gone
+
+
+def _put_aside(path: str, build: str) -> str:
+    gone = os.path.join(os.path.dirname(path), names.leaving_name(build))
     if os.path.lexists(gone):
         remove_tree(gone)
-    os.rename(entry.path, gone)
+    os.rename(path, gone)
     return gone
 
 
 def remove_tree(path: str) -> None:
     """Remove a directory that bears no name any more; somebody else may be at it too."""
     shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_trees(paths: list[str]) -> None:
+    """Remove several."""
+    for path in paths:
+        remove_tree(path)
 
 
 def find_leftovers(root: str) -> Iterator[Leftover]:
@@ -102,13 +133,16 @@ def is_abandoned(entry: Entry) -> bool:
     return not any(True for _ in entry.held_slots())
 
 
-def clear(root: str, leftover: Leftover) -> str:
-    """Take a leftover out of the way; the directory returned is to be removed without the lock."""
+def clear(root: str, leftover: Leftover) -> list[str]:
+    """Take a leftover out of the way; what is returned is to be removed without the lock.
+
+    REQUIRES: the lock of the directory in which it lies is held too.
+    """
     directory = os.path.basename(leftover.path)
     build = names.unfinished_build(directory)
     if build is not None:
         doorbell.unlink_semaphores(bytes.fromhex(build))
-        return leftover.path
+        return [leftover.path]
     name = names.buffer_name(directory)
     assert name is not None
     return take_down(root, entries.look(root, name))
@@ -149,7 +183,7 @@ def _highest_generation(entry: Entry) -> int:
     layout = entry.meta.layout
     region = layout.regions["words"]
     offset, size = core.abi()["ControlBlock"]["fields"]["generation_base"]
-    with entries.open_directory(entry.path) as directory:
+    with open_directory(entry.path) as directory:
         slots = Mapping.open(
             region.file,
             layout.files[region.file],

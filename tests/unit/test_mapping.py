@@ -143,7 +143,7 @@ def test_each_step_of_a_reservation_is_told(
     monkeypatch.setattr(mappings, "RESERVE_STEP_BYTES", 400_000)
     told: list[int] = []
     create_reserved("file", SIZE, directory=directory, mode=0o600, advance=told.append)
-    touch("file", SIZE, directory=directory, where="here", is_lasting=True, advance=told.append)
+    touch("file", SIZE, directory=directory, where="here", advance=told.append)
     assert told == 2 * [400_000, 400_000, SIZE - 800_000]
 
 
