@@ -21,6 +21,7 @@ from shmrb.prefetching import Prefetcher, check_prefetch
 from shmrb.priorities import PriorityDesk, reduction_of
 from shmrb.sampling import Sampling
 from shmrb.schema import Schema
+from shmrb.segment.building import Progress
 from shmrb.segment.directory import Exist
 from shmrb.spec import (
     BufferSpec,
@@ -81,6 +82,8 @@ class ReplayBuffer(Sampling, WriteBack):
         client_name: a label in listings and errors.
         prefetch: batches that a thread of this handle draws ahead, of the handle's batch size. They
             are checked when they are handed out: records that are gone by then are drawn again.
+        progress: called from time to time while memory is reserved, with the bytes that have their
+            place and the bytes of all. What it raises breaks the creation off; nothing is left.
         track_generations: only True: stamps are always on.
 
     Raises:
@@ -117,6 +120,7 @@ class ReplayBuffer(Sampling, WriteBack):
         root: str | None = None,
         client_name: str | None = None,
         prefetch: int = 0,
+        progress: Progress | None = None,
         track_generations: bool = True,
     ) -> None:
         if track_generations is not True:
@@ -146,7 +150,7 @@ class ReplayBuffer(Sampling, WriteBack):
             priority_key=priority_key,
             prefetch=check_prefetch(prefetch, spec),
         )
-        self._open(opening.create(spec, name, exist, root, options), spec, options)
+        self._open(opening.create(spec, name, exist, root, options, progress), spec, options)
         if transform is not None:
             self.append_transform(transform)
 

@@ -17,6 +17,8 @@ from shmrb.errors import SpecError
 from shmrb.results import BufferStats
 from shmrb.segment import names
 from shmrb.segment.directory import Exist
+from shmrb.segment.layout import Layout
+from shmrb.segment.room import SLOWEST_BYTES_PER_S
 from shmrb.segment.survey import BufferSummary
 from shmrb.spec import BufferSpec, Storage
 from shmrb.waiting import DEFAULT_TIMEOUT_S
@@ -84,6 +86,8 @@ class Client:
             AlreadyExistsError: the name is taken by another description.
             CapacityError: there is no room; nothing is left behind.
         """
+        if "progress" in settings:
+            raise SpecError("progress: the daemon does not tell how far it is. Leave it out.")
         for key, value in settings.items():
             if callable(value):
                 raise SpecError(
@@ -103,7 +107,10 @@ class Client:
 
         Raises as `create`.
         """
-        place: wire.Place = self._ask(wire.Create(name=name, spec=spec.to_json(), exist=exist))
+        request = wire.Create(name=name, spec=spec.to_json(), exist=exist)
+        needed = Layout.of(spec).total_bytes if spec.schema is not None else 0
+        patience_s = self._timeout_s + needed / SLOWEST_BYTES_PER_S
+        place: wire.Place = self._channel.ask(request, patience_s)
         return place.root
 
     def attach(self, name: str, **options: Any) -> ReplayBuffer:

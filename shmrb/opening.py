@@ -22,6 +22,7 @@ from shmrb.errors import (
 )
 from shmrb.fields import key_path
 from shmrb.segment import names
+from shmrb.segment.building import Progress
 from shmrb.segment.directory import Exist, Root
 from shmrb.spec import (
     BufferSpec,
@@ -126,11 +127,16 @@ def describe(*, storage: Storage, **settings: Any) -> BufferSpec:
 
 
 def create(
-    spec: BufferSpec, name: str | None, exist: Exist, root: str | None, options: HandleOptions
+    spec: BufferSpec,
+    name: str | None,
+    exist: Exist,
+    root: str | None,
+    options: HandleOptions,
+    progress: Progress | None = None,
 ) -> Attachment:
     """Creates the buffer, or uses the one of the same description; an attachment to it."""
     place = Root(names.creation_root(root, _reported(root)))
-    made = place.create(spec, name, exist=exist)
+    made = place.create(spec, name, exist=exist, progress=progress)
     entry = made.entry
     assert entry.spec is not None
     assert entry.uuid is not None

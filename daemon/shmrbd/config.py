@@ -61,9 +61,16 @@ class Config:
         "Group of all that the daemon makes; its members may use every buffer. Empty: the group "
         "that the daemon was started with.",
     )
+    memmap_directories: str = _setting(
+        "",
+        "Directories, joined by ':', in and below which the daemon may make buffers on a disk "
+        "(MemmapStorage), and where it finds its own again when it starts. A unit must allow them "
+        "too: ReadWritePaths=. Empty: none.",
+        reloads=True,
+    )
     max_bytes: int = _setting(
         0,
-        "All buffers of the root together; 0: what the file system holds.",
+        "All buffers of the root together, those on a disk too; 0: what the file system holds.",
         unit="bytes",
         reloads=True,
     )
@@ -114,10 +121,17 @@ class Config:
             raise _wrong("mode", f"one of {', '.join(filter(None, MODES))}", self.mode)
         if self.log_level not in LOG_LEVELS:
             raise _wrong("log_level", f"one of {', '.join(LOG_LEVELS)}", self.log_level)
+        if not all(map(os.path.isabs, self.memmap_places)):
+            raise _wrong("memmap_directories", "absolute paths", self.memmap_directories)
         if self.max_connections < 1:
             raise _wrong("max_connections", "at least 1", self.max_connections)
         if self.metrics_port > 65535:
             raise _wrong("metrics_port", "at most 65535", self.metrics_port)
+
+    @property
+    def memmap_places(self) -> tuple[str, ...]:
+        """The directories of `memmap_directories`."""
+        return tuple(filter(None, self.memmap_directories.split(":")))
 
     @property
     def file_mode(self) -> int | None:

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from shmrb import __version__, wire
+from shmrb.segment.room import SLOWEST_BYTES_PER_S
 from shmrb.spec import BufferSpec
 from shmrbd.events import EventLog
 from shmrbd.notify import Notifier
 from shmrbd.registry import Registry, total_bytes
-
-# No memory that anybody uses is reserved and touched more slowly than this.
-_SLOWEST_BYTES_PER_S = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def ping(organs: Organs, _request: wire.Ping) -> wire.DaemonInfo:
 def create(organs: Organs, request: wire.Create) -> wire.Place:
     """Reserve or declare a buffer that lasts until it is dropped."""
     spec = BufferSpec.from_json(request.spec)
-    with organs.notifier.patience(total_bytes(spec) / _SLOWEST_BYTES_PER_S):
+    with organs.notifier.patience(total_bytes(spec) / SLOWEST_BYTES_PER_S):
         organs.registry.create(request.name, spec, request.exist)
     return organs.registry.place(request.name)
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from shmrb.core import Bell
 from shmrb.errors import CapacityError, ShmrbError, SpecError
 from shmrb.results import BufferStats
-from shmrb.segment import names, survey
+from shmrb.segment import boot, names, survey
 from shmrb.segment.directory import Exist, Root
 from shmrb.segment.entries import State
 from shmrb.segment.layout import Layout
@@ -19,6 +19,7 @@ from shmrb.segment.member import Member
 from shmrb.segment.survey import BufferSummary
 from shmrb.spec import BufferSpec
 from shmrb.wire import Place
+from shmrbd import disks
 from shmrbd.config import Settings
 from shmrbd.events import EventLog
 
@@ -101,7 +102,7 @@ class Registry:
         """Create or declare a buffer, and adopt it.
 
         Raises:
-            SpecError: it would end with its creator.
+            SpecError: it would end with its creator, or lie where the settings allow none.
             CapacityError: the daemon's limits, or the machine's, leave no room.
             AlreadyExistsError, LockTimeoutError: as `Root.create`.
         """
@@ -110,6 +111,7 @@ class Registry:
                 f"Buffer {name!r}: lifetime='creator' would end it with the daemon. Create it in "
                 "the process that shall bound its life, or leave lifetime out."
             )
+        disks.check_directory(spec, self._settings.now.memmap_places)
         self._check_limits(name, spec, exist)
         made = self._root.create(spec, name, exist=exist)
         if made.is_new:
@@ -123,7 +125,7 @@ class Registry:
             NoSuchBufferError: nothing bears the name.
             AttachError: it has members and `force` is not set; it goes on as before.
         """
-        self._let_go(name)
+        self._let_go(name, settles=False)
         try:
             self._root.drop(name, force=force)
             self._events.record("dropped", buffer=name, forced=force)
@@ -190,6 +192,8 @@ class Registry:
     def _adopt(self, name: str, signature: _Signature) -> None:
         try:
             entry = self._root.find(name)
+            if entry.state is State.UNCLEAN:
+                raise boot.unclean(entry.path)
             if entry.state is not State.READY or entry.is_bounded:
                 return
             member = Member.join(self._root, name, client_name=survey.DAEMON_NAME)
@@ -206,10 +210,10 @@ class Registry:
         self._adopted[name] = _Adopted(member, signature)
         self._events.record("adopted", buffer=name, recovered_slots=slots)
 
-    def _let_go(self, name: str) -> None:
+    def _let_go(self, name: str, *, settles: bool = True) -> None:
         adopted = self._adopted.pop(name, None)
         if adopted is not None:
-            adopted.member.close()
+            adopted.member.close(settles=settles)
 
 
 def total_bytes(spec: BufferSpec) -> int:

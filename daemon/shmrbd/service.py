@@ -14,7 +14,7 @@ from functools import partial
 from shmrb.errors import ShmrbError
 from shmrb.segment.directory import Root
 from shmrb.segment.logind import Logind
-from shmrbd import doors, events, handlers
+from shmrbd import disks, doors, events, handlers
 from shmrbd.config import Config, Settings
 from shmrbd.events import EventLog
 from shmrbd.guard import listener_at, only_daemon_of
@@ -57,6 +57,7 @@ def serve(config: Config, read_again: Callable[[], Config]) -> None:
     ):
         warn_of_logind(journal, config.root, os.geteuid(), Logind())
         notifier.working("looking for buffers")
+        disks.find_again(root, settings.now.memmap_places, journal, notifier.working)
         janitor = Janitor(registry, settings, journal)
         janitor.act()
         requests: Counter[str] = Counter()

@@ -24,7 +24,7 @@ from shmrb.schema import Schema, schema_from_env
 from shmrb.segment import lag, survey
 from shmrb.segment.directory import Exist, Root
 from shmrb.segment.entries import State
-from shmrb.spec import Limiter, MinSize, RateLimiter, SharedStorage
+from shmrb.spec import Limiter, MemmapStorage, MinSize, RateLimiter, SharedStorage
 
 Socket = Annotated[str | None, typer.Option("--socket", help="Path of the daemon's socket.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
@@ -65,6 +65,10 @@ def create(
         typer.Option(help='JSON file of fields, like {"obs": ["float32", [17]]}; may nest.'),
     ] = None,
     lanes: Annotated[int, typer.Option(help="Independent streams, one writer each.")] = 1,
+    memmap: Annotated[
+        str | None,
+        typer.Option(metavar="DIRECTORY", help="Keep the records in files there, on a disk."),
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Default of those who attach.")] = None,
     min_size: Annotated[
         int | None, typer.Option(help="Records that must be there before the first sample.")
@@ -83,7 +87,11 @@ def create(
     Without --like-env and --schema the first write decides its fields.
     """
     spec = opening.describe(
-        storage=SharedStorage(capacity, lanes=lanes),
+        storage=(
+            MemmapStorage(capacity, memmap, lanes=lanes)
+            if memmap is not None
+            else SharedStorage(capacity, lanes=lanes)
+        ),
         schema=_schema(like_env, schema),
         batch_size=batch_size,
         limiter=_limiter(min_size, samples_per_insert),

@@ -18,7 +18,7 @@ from shmrb.cli.surroundings import Advice, Surroundings
 from shmrb.cli.target import target_of
 from shmrb.client import connect
 from shmrb.errors import DaemonError, SpecError
-from shmrb.segment import audit, names
+from shmrb.segment import audit, boot, names
 from shmrb.segment.directory import Root
 from shmrb.segment.entries import State
 from shmrb.segment.member import Member
@@ -116,6 +116,8 @@ def _verify(name: str, repair: bool, socket: str | None, as_json: bool) -> int:
     entry = root.require(name)
     found: list[audit.Finding] = []
     mended: list[audit.Finding] = []
+    if entry.state is State.UNCLEAN:
+        raise boot.unclean(entry.path)
     if entry.state is State.READY:
         # An observer: attaching otherwise would already mend something.
         with (

@@ -50,7 +50,7 @@ class Entry:
         door: the directory in the root that says where the files lie, None if they lie there.
         meta: of a buffer that is ready, unclean or leaving.
         declaration: of one that is declared.
-        problem: why a foreign one is foreign.
+        problem: why a foreign one is foreign, or an unclean one not served.
     """
 
     name: str
@@ -179,7 +179,7 @@ def read_entry(name: str, path: str, descriptor: int, door: str | None = None) -
     meta.layout.check_sizes(file_sizes(descriptor), path)
     entry = Entry(name, path, _read_state(meta, descriptor, path), door, meta=meta)
     if entry.state is State.READY and entry.is_lasting and not boot.is_whole(descriptor, path):
-        return replace(entry, state=State.UNCLEAN)
+        return replace(entry, state=State.UNCLEAN, problem=str(boot.unclean(path)))
     return entry
 
 

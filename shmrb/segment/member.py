@@ -190,14 +190,18 @@ class Member:
         """One of the mapped files, for whoever reads whole regions."""
         return self._maps[file]
 
-    def close(self) -> None:
+    def close(self, *, settles: bool = True) -> None:
         """Detach: wait for calls under way, give the client slot back, unmap. Again: nothing.
 
         The last to leave a buffer on a disk has it written out, and the last to leave one whose
         creator is gone removes it.
+
+        Args:
+            settles: False: it is about to be dropped, so the disk need not have it.
         """
         if not self._is_open:
             return
+        self._settles &= settles
         self._detach()
         self._leave()
 

@@ -17,6 +17,9 @@ from shmrb.segment.mounts import PROC
 # How the kernel says that there is no room, when a file is reserved or its pages are touched.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EFAULT})
 
+# No memory or disk that anybody uses is reserved and touched more slowly than this.
+SLOWEST_BYTES_PER_S = 64 * 1024 * 1024
+
 # A smaller buffer is always a way out.
 _SMALLER = "or take a smaller capacity"
 

@@ -30,7 +30,8 @@ class BufferSummary(Description):
     Attributes:
         name: of the buffer; of the directory, if what is there is no buffer.
         root: where it lies.
-        state: "ready", "declared" (no schema yet, so no memory), or "foreign".
+        state: "ready", "declared" (no schema yet, so no memory), "unclean" (on a disk, and open
+            when the machine stopped), or "foreign".
         storage: "SharedStorage" or "MemmapStorage", "" if it is not known.
         lifetime: "persistent" or "creator", "" if it is not known.
         capacity, lanes: slots and streams.
@@ -38,7 +39,7 @@ class BufferSummary(Description):
         write_count: records ever written.
         bytes: what its files take.
         clients: living members, without the daemon.
-        problem: why it is foreign, or could not be looked into.
+        problem: why it is foreign or unclean, or could not be looked into.
     """
 
     kind: ClassVar[str] = "BufferSummary"
