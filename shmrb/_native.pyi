@@ -25,6 +25,9 @@ def byte_held(live_lock: str, slot: int) -> bool:
 
 def monotonic_ns() -> int: ...
 
+def highest_word(words: int, count: int) -> int:
+    """Of 64-bit words from an address on; 0 of none."""
+
 def address(array: object) -> int:
     """
     Where a C-contiguous array lies; numpy's own way makes a dictionary first.

@@ -42,6 +42,8 @@ CALL_TIMEOUT_S = 10.0
 TAKE_OVER_S = 1.0
 # What a victim does at its stopping point. Anything but death has to fail the checks.
 ENDING = "kill"
+# Nothing is shared with a child but what the pickled handle names.
+START_METHOD = "spawn"
 
 
 class CheckFailed(Exception):
@@ -198,8 +200,8 @@ def _take_overs(handle: ReplayBuffer) -> int:
 
 
 def _start(function: Callable[..., None], *arguments: Any) -> Any:
-    """A process that shares nothing with this one but what the pickled handle names."""
-    child = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
+    context: Any = multiprocessing.get_context(START_METHOD)
+    child = context.Process(target=function, args=arguments)
     child.start()
     return child
 

@@ -197,6 +197,15 @@ NB_MODULE(_native, m) {
     return state != ByteState::kFree;
   }, "live_lock"_a, "slot"_a, "Is that client's lock byte held? On any error: yes.");
   m.def("monotonic_ns", &monotonic_ns);
+  m.def("highest_word", [](uintptr_t words, size_t count) {
+    nb::gil_scoped_release free;
+    uint64_t highest = 0;
+    for (size_t i = 0; i < count; ++i) {
+      uint64_t word = order::peek(reinterpret_cast<const uint64_t*>(words) + i);
+      if (word > highest) highest = word;
+    }
+    return highest;
+  }, "words"_a, "count"_a, "Of 64-bit words from an address on; 0 of none.");
   m.def("address", &address, "array"_a, "Where a C-contiguous array lies; numpy's own way makes a dictionary first.");
 
   nb::class_<HeldByte>(m, "HeldByte", "A lock byte held by its own mapping, as a creator holds one while it builds.")

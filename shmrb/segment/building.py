@@ -20,7 +20,7 @@ from shmrb.segment import boot, doorbell, layout, names
 from shmrb.segment.entries import READY_STATE
 from shmrb.segment.filesystem import unproven
 from shmrb.segment.layout import Declaration, Layout, Meta
-from shmrb.segment.mapping import Mapping, create_reserved, touch
+from shmrb.segment.mapping import WORD_BYTES, Mapping, create_reserved, touch
 from shmrb.segment.opening import open_directory
 from shmrb.segment.room import NO_ROOM, check_room, no_room
 from shmrb.spec import BufferSpec, MemmapStorage, Priorities
@@ -226,7 +226,8 @@ def _fill_versions(layout_: Layout, directory: int, where: str) -> None:
     region = layout_.regions["versions"]
     size = layout_.files[region.file]
     slots = Mapping.open(region.file, size, directory=directory, writable=True, where=where)
-    slots.view("<i8", region.offset, region.bytes)[:] = -1
+    # Every version is -1: never set.
+    slots.fill(region.offset, region.bytes, 0xFF)
     slots.close()
 
 
@@ -284,7 +285,7 @@ def _hold_all_slots_live(layout_: Layout, directory: int, where: str) -> None:
     slots = Mapping.open(
         words.file, layout_.files[words.file], directory=directory, writable=True, where=where
     )
-    slots.view("<u8", words.offset, words.bytes)[:] = VOID_WORD
+    slots.write(words.offset, VOID_WORD.to_bytes(WORD_BYTES, "little") * capacity)
     slots.close()
     fields = core.abi()["LaneBlock"]["fields"]
     start = layout_.regions["lanes"].offset

@@ -7,11 +7,9 @@ of parameters whose name has the same parent: "exp42/policy" for "exp42/replay".
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterable
 
-import numpy as np
-
-from shmrb import core
 from shmrb.core import Status
 from shmrb.dtypes import DTYPES
 from shmrb.errors import ShmrbError
@@ -67,22 +65,19 @@ def newest_policy_version(member: Member) -> int | None:
     if column is None or member.spec.capacity == 0:
         return None
     field = schema.fields[column]
-    kind = DTYPES[field.dtype].numpy
-    if (
-        kind is None
-        or np.dtype(kind).kind not in "iu"
-        or field.row_bytes != np.dtype(kind).itemsize
-    ):
+    is_signed = field.dtype.startswith("int")
+    is_number = is_signed or field.dtype.startswith("uint")
+    if not is_number or field.row_bytes != DTYPES[field.dtype].itemsize:
         return None
     lanes = member.segment.lanes()
     number, lane = max(enumerate(lanes), key=lambda pair: pair[1]["written_ns"])
     if lane["head"] <= lane["floor"]:
         return None
     position = (lane["head"] - 1) % member.spec.lane_capacity
-    value = np.zeros(1, kind)
+    value = (ctypes.c_ubyte * field.row_bytes)()
     slot = number * member.spec.lane_capacity + position
-    found = _read(member, slot, {column: core.address(value)})
-    return None if found is None else int(value[0])
+    found = _read(member, slot, {column: ctypes.addressof(value)})
+    return None if found is None else int.from_bytes(value, "little", signed=is_signed)
 
 
 def _read(member: Member, slot: int, outputs: dict[int, int]) -> int | None:
@@ -90,11 +85,11 @@ def _read(member: Member, slot: int, outputs: dict[int, int]) -> int | None:
 
     Without patience: a slot that is being written holds up nobody.
     """
-    index, generation, version = np.array([slot]), np.full(1, -1), np.full(1, -1)
+    index, generation, version = ctypes.c_int64(slot), ctypes.c_int64(-1), ctypes.c_int64(-1)
     addresses = [outputs.get(column, 0) for column in range(len(member.layout.columns))]
-    places = (addresses, core.address(generation), core.address(version))
-    status, *_ = member.segment.read(core.address(index), 1, *places, 0, 0)
-    return int(version[0]) if status == Status.OK and generation[0] >= 0 else None
+    places = (addresses, ctypes.addressof(generation), ctypes.addressof(version))
+    status, *_ = member.segment.read(ctypes.addressof(index), 1, *places, 0, 0)
+    return version.value if status == Status.OK and generation.value >= 0 else None
 
 
 def _parent(name: str) -> str:

@@ -13,17 +13,20 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from shmrb import core
 from shmrb.errors import ClosedError, FormatMismatchError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # An interrupted fallocate on tmpfs gives back all that the call had taken: large ones would never
 # end under a busy signal.
 RESERVE_STEP_BYTES = 256 * 1024 * 1024
 # The least that can be reserved anywhere.
 PAGE_BYTES = 4096
+WORD_BYTES = 8
 _ZEROS = bytes(1024 * 1024)
 
 _PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
@@ -115,9 +118,31 @@ class Mapping:
 
     def view(self, dtype: str, offset: int, size: int) -> np.ndarray[Any, Any]:
         """An array over `size` bytes from byte `offset` on; it keeps the pages mapped."""
+        # Not at the top: the daemon does without numpy, which takes as much memory as it does.
+        import numpy as np
+
         if self._pages is None:
             raise ClosedError("expected a mapping that is open, got a closed one")
         return np.asarray(self._pages)[offset : offset + size].view(dtype)
+
+    def fill(self, offset: int, size: int, byte: int) -> None:
+        """Give `size` bytes from byte `offset` on this value."""
+        ctypes.memset(self._place(offset, size), byte, size)
+
+    def write(self, offset: int, raw: bytes) -> None:
+        """Write bytes at byte `offset`."""
+        ctypes.memmove(self._place(offset, len(raw)), raw, len(raw))
+
+    def highest_word(self, offset: int, size: int) -> int:
+        """The largest of the unsigned 64-bit words in `size` bytes from byte `offset` on."""
+        return core.highest_word(self._place(offset, size), size // WORD_BYTES)
+
+    def _place(self, offset: int, size: int) -> int:
+        if self._pages is None:
+            raise ClosedError("expected a mapping that is open, got a closed one")
+        if not 0 <= offset <= offset + size <= self.size:
+            raise ValueError(f"expected a place in {self.size} bytes, got {size} from {offset} on")
+        return self.address + offset
 
     def populate(self, start: int, length: int) -> None:
         """Touch pages for writing, so that each is charged to this process.

@@ -198,6 +198,6 @@ def _highest_generation(entry: Entry) -> int:
             writable=False,
             where=entry.path,
         )
-    base = int(control.view("<u8", offset, size)[0])
-    highest = int(slots.view("<u8", region.offset, region.bytes).max()) >> GENERATION_SHIFT
+    base = control.highest_word(offset, size)
+    highest = slots.highest_word(region.offset, region.bytes) >> GENERATION_SHIFT
     return max(base - 1, highest + 1 if highest else 0)

@@ -20,6 +20,8 @@ from shmrb.cli import exits, selftest
 Shell = Callable[..., Any]
 
 PROGRAM = "from shmrb.cli import main; main()"
+# Where the start of interpreters is not what is tested.
+FORKING = "import shmrb.cli.selftest as s; s.START_METHOD = 'fork'"
 
 
 @pytest.fixture
@@ -127,7 +129,7 @@ def test_selftest_has_json_too(shmrb_: Shell, monkeypatch: pytest.MonkeyPatch, r
 
 
 def test_selftest_fails_loudly_where_nobody_dies_at_the_named_point(children: Children) -> None:
-    harmless = "import shmrb.cli.selftest as s; s.ENDING = 'pause'; " + PROGRAM
+    harmless = f"import shmrb.cli.selftest as s; s.ENDING = 'pause'; {FORKING}; {PROGRAM}"
     child = start(children, "selftest", program=harmless)
     assert child.wait() == exits.FAILED
     failed = [line for line in child.output if line.startswith("FAIL")]
@@ -135,12 +137,14 @@ def test_selftest_fails_loudly_where_nobody_dies_at_the_named_point(children: Ch
     assert all("expected exit code -9" in line for line in failed)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_selftest_fails_loudly_where_the_dead_are_not_recognised(
     shmrb_: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As in a build that takes every owner for alive: nobody takes a lock over, and it stays shut.
     monkeypatch.setattr(selftest, "_expect", _let_it_stop)
     monkeypatch.setattr(selftest, "ENDING", "stop")
+    monkeypatch.setattr(selftest, "START_METHOD", "fork")
     monkeypatch.setattr(selftest, "_outlive_writer", lambda _handle: "left out")
     ended = shmrb_("selftest")
     assert ended.code == exits.FAILED

@@ -151,7 +151,8 @@ def test_events_follow_the_daemon_across_its_restart(
 ) -> None:
     first = daemons.start("--sweep-interval-s=0.01")
     words = ["events", "--json"]
-    follower = children.program([sys.executable, "-c", PROGRAM, *words], name="events")
+    eager = f"from shmrb.cli import care; care._ASK_EVERY_S = 0.02; {PROGRAM}"
+    follower = children.program([sys.executable, "-c", eager, *words], name="events")
     assert json.loads(follower.expect_line('"serving"')[0] and follower.output[-1])["pid"]
     victim = children.start(come_and_die, buffer="exp/replay")
     victim.expect("attached")

@@ -261,10 +261,15 @@ def test_the_daemon_makes_the_sockets_directory(daemons: Daemons, tmp_path: Path
         assert asking.ping().version == shmrb.__version__
 
 
-def test_the_daemon_is_small_without_torch(daemons: Daemons) -> None:
+def test_the_daemon_is_small(daemons: Daemons) -> None:
     child = daemons.start(torch_blocked=False)
+    with client() as asking:
+        make = {"storage": shmrb.SharedStorage(64), "schema": SCHEMA, "format": "numpy"}
+        asking.create("a", **make).close()
+        asking.drop("a")
     maps = Path(f"/proc/{child.pid}/maps").read_text()
     assert "torch" not in maps
+    assert "numpy" not in maps
     rollup = Path(f"/proc/{child.pid}/smaps_rollup").read_text()
     private = sum(int(line.split()[1]) for line in rollup.splitlines() if "Private_" in line)
     print(f"daemon: {private / 1024:.1f} MiB private")

@@ -107,7 +107,7 @@ def test_signs_of_life_come_while_the_loop_works_and_stop_with_it(daemons: Daemo
 
 def test_a_loop_that_is_stuck_in_a_request_gives_no_sign(daemons: Daemons) -> None:
     # As if the core hung: creating pauses far longer than the watchdog's interval.
-    stuck = {"WATCHDOG_USEC": "200000", "SHMRB_STOP_AT": "filled:pause:1:1500"}
+    stuck = {"WATCHDOG_USEC": "200000", "SHMRB_STOP_AT": "filled:pause:1:800"}
     child, manager = daemons.launch(environment=stuck)
     signs_of_life(manager, child, 2)
     with shmrb.connect(timeout=0.1) as asking, pytest.raises(shmrb.errors.DeadlineError):

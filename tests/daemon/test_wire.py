@@ -91,7 +91,7 @@ KEYS = st.sampled_from(["v", "op", "name", "spec", "exist", "force", "prefix"])
 NEAR_MISSES = st.dictionaries(KEYS, JSON | st.sampled_from([1, "ping", "create", "drop", "a"]))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.binary() | NEAR_MISSES.map(lambda document: json.dumps(document).encode()))
 def test_whatever_comes_is_a_request_or_refused(packet: bytes) -> None:
     try:

@@ -26,7 +26,7 @@ _BLOCKED = """
 import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "tensordict"}:
+        if name.partition(".")[0] in {"numpy", "torch", "tensordict"}:
             raise ImportError(f"{name} is blocked by the test")
 sys.meta_path.insert(0, Blocked())
 sys.argv = ["shmrbd", *sys.argv[1:]]
@@ -103,7 +103,7 @@ class Daemons:
         Args:
             flags: of its command line.
             abstract: hear on a socket of the abstract namespace.
-            torch_blocked: make sure that it does not import torch.
+            torch_blocked: make sure that it imports neither torch nor numpy.
             environment: variables on top of this process's.
             passed: listening sockets, given as a service manager gives them.
         """
