@@ -234,7 +234,8 @@ def field(raw: bytes, block: dict[str, Any], name: str) -> bytes:
 def _read_state(meta: Meta, directory: int, where: str) -> State:
     """The state in the control block, after comparing the block with `meta`."""
     block = core.abi()["ControlBlock"]
-    raw = read_file(names.CONTROL, directory, where, meta.layout.files[names.CONTROL]) or b""
+    size = meta.layout.files[names.CONTROL]
+    raw = read_file(names.CONTROL, directory, where, size, only=layout.CONTROL_BYTES) or b""
     spec = meta.layout.spec
     expected: dict[str, bytes] = {
         "magic": core.CONTROL_MAGIC.to_bytes(8, "little"),

@@ -34,8 +34,16 @@ def open_directory(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def read_file(name: str, directory: int, where: str, limit: int) -> bytes | None:
-    """A file of an open directory, None if it is not there. Links are not followed."""
+def read_file(name: str, directory: int, where: str, limit: int, *, only: int = -1) -> bytes | None:
+    """A file of an open directory, None if it is not there. Links are not followed.
+
+    Args:
+        name: the file.
+        directory: a descriptor.
+        where: what to call the directory in messages.
+        limit: more bytes than it may have are refused.
+        only: so many bytes of its beginning; -1: all.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         descriptor = os.open(name, flags, dir_fd=directory)
@@ -55,7 +63,7 @@ def read_file(name: str, directory: int, where: str, limit: int) -> bytes | None
             raise FormatMismatchError(
                 f"{where}: expected at most {limit} bytes of {name!r}, got {found.st_size}."
             )
-        return file.read()
+        return file.read(only)
 
 
 def file_sizes(directory: int) -> dict[str, int]:
