@@ -103,7 +103,7 @@ SOLE_IMPORTERS = {
 
 TENSORS = {"torch", "tensordict"}
 # Processes that learn, and load torch in any case, may do so when they start.
-TENSORS_AT_TOP = {"shmrb.demo.dqn"}
+TENSORS_AT_TOP = {f"shmrb.demo.{name}" for name in ("dqn", "sac", "rdqn", "training")}
 # Where torch is imported at all, in a function: the floors that return tensors to the user.
 TENSORS_FLOOR = 5
 

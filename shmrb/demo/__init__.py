@@ -1,8 +1,8 @@
 """The main job, end to end: `shmrb demo`; floor F6.
 
 Collectors step a real environment into a buffer that a daemon owns, a learner draws from it and
-publishes its policy back, and some of them are killed on the way. One file a learner; `dqn` alone
-loads torch.
+publishes its policy back, and some of them are killed on the way. One file a learner: `dqn`, `sac`
+and `rdqn`; they and `training` load torch, nobody else.
 """
 
 from __future__ import annotations

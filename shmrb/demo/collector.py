@@ -12,11 +12,9 @@ from typing import Any
 import shmrb
 from shmrb.demo import recipe
 from shmrb.demo.job import Job
-from shmrb.demo.policy import Policy
-from shmrb.demo.reports import StopRequest, report
+from shmrb.demo.policy import policy_of
+from shmrb.demo.reports import STARTUP_S, StopRequest, report
 from shmrb.demo.seals import Stamper
-
-STARTUP_S = 60.0  # the learner imports torch before it publishes
 
 
 def collect(job: Job, number: int, stop: StopRequest) -> None:
@@ -27,28 +25,32 @@ def collect(job: Job, number: int, stop: StopRequest) -> None:
         number: which collector this is; no two of a run share one.
         stop: when to end.
     """
-    env = recipe.make_env(job.env)
-    first_action = int(env.action_space.start)
+    env = recipe.make_env(job)
     label = f"collector {number}"
     options: dict[str, Any] = {"timeout": STARTUP_S, "format": "numpy", "client_name": label}
     buffer = shmrb.attach(recipe.BUFFER, **options)
     parameters = shmrb.Parameters(recipe.POLICY, **options)
     version, tree = parameters.latest(timeout=STARTUP_S)
-    policy = Policy(tree)
+    policy = policy_of(job, env.action_space, tree)
     assert buffer.schema is not None
     stamper = Stamper(buffer.schema)
     chance = random.Random(number)
     records = 0
     total, returns = 0.0, []
     observation, _ = env.reset(seed=number)
+    remembered: dict[str, Any] = {}
+    (memory,) = blank = policy.begin(1)
     with stop.deferred():
         with buffer.producer(chunk=recipe.CHUNK, autoreset="disabled") as producer:
             while not stop.is_made:
-                action = first_action + policy.act(observation, chance)
+                if job.is_recurrent:
+                    remembered = {recipe.STATE: memory, recipe.STATE_VERSION: version}
+                action, memory = policy.act(observation, memory, chance)
                 following, reward, terminated, truncated, info = env.step(action)
                 done = terminated or truncated
                 ends = (terminated, truncated, done)
-                values = (observation, action, following, reward, *ends, number, records, version)
+                stamps = (number, records, version, *remembered.values())
+                values = (observation, action, following, reward, *ends, *stamps)
                 producer.step(
                     observation,
                     action,
@@ -61,6 +63,7 @@ def collect(job: Job, number: int, stop: StopRequest) -> None:
                     number=records,
                     policy_version=version,
                     seal=stamper.seal(values),
+                    **remembered,
                 )
                 records += 1
                 total += float(reward)
@@ -69,6 +72,7 @@ def collect(job: Job, number: int, stop: StopRequest) -> None:
                     returns.append(total)
                     total = 0.0
                     observation, _ = env.reset()
+                    memory = blank[0]
                 if records % recipe.CHUNK == 0:
                     producer.flush()
                     # Only now: a record counts as written when the call that wrote it has returned.
@@ -76,7 +80,7 @@ def collect(job: Job, number: int, stop: StopRequest) -> None:
                     returns = []
                     newer, fresh = parameters.latest(newer_than=version)
                     if fresh is not None:
-                        version, policy = newer, Policy(fresh)
+                        version, policy = newer, policy_of(job, env.action_space, fresh)
         report("written", records=records, returns=returns)
     parameters.close()
     buffer.close()

@@ -1,4 +1,4 @@
-"""DQN on a small network; the demo's only module that loads torch.
+"""DQN on a small network.
 
 Double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461), the Huber loss of Mnih et al. 2015,
 and a target network that follows softly. A time limit (`truncated`) does not end the bootstrap.
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shmrb.demo import recipe
+from shmrb.demo import recipe, training
 
 HIDDEN = (64, 64)
 LEARNING_RATE = 1e-3
 DISCOUNT = 0.99
-TARGET_STEP = 0.01
+EPSILON_UPDATES = 3_000
 
 
 class Network:
@@ -91,9 +91,7 @@ class DQN:
     """
 
     def __init__(self, observation_size: int, actions: int, first_action: int = 0) -> None:
-        # A second thread costs more than it brings here, and the collectors need the cores.
-        torch.set_num_threads(1)
-        torch.manual_seed(0)
+        training.begin()
         self._first_action = first_action
         sizes = (observation_size, *HIDDEN, actions)
         self.online, self._target = Network(sizes), Network(sizes)
@@ -119,18 +117,15 @@ class DQN:
         error = flow[-1].gather(1, action) - goal
         # The Huber loss is a parabola out to 1 and a line from there.
         slope = error.clamp(-1.0, 1.0).div_(len(error))
-        weight = batch.get("priority_weight")
-        if weight is not None:
-            # Drawn more often for their errors, records count for less.
-            slope *= weight.unsqueeze(1)
+        slope *= training.weights_of(batch).unsqueeze(1)
         self.online.set_gradient(flow, torch.zeros_like(flow[-1]).scatter_(1, action, slope))
         self._optimizer.step()
-        self._target.vector.lerp_(self.online.vector, TARGET_STEP)
+        training.follow([self._target.vector], [self.online.vector])
         self.updates += 1
         errors: Tensor = error.abs_().squeeze(1)
         return errors
 
     def tree(self) -> dict[str, Any]:
         """What the collectors need: the weights, and how often to act at random."""
-        epsilon = torch.tensor(recipe.epsilon_after(self.updates))
+        epsilon = torch.tensor(recipe.epsilon_after(self.updates, EPSILON_UPDATES))
         return {"net": self.online.tree(), "epsilon": epsilon}

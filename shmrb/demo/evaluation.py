@@ -15,35 +15,32 @@ from numpy.typing import NDArray
 import shmrb
 from shmrb.demo import recipe
 from shmrb.demo.job import Job
-from shmrb.demo.policy import Policy
-from shmrb.demo.reports import StopRequest, report
+from shmrb.demo.policy import Policy, policy_of
+from shmrb.demo.reports import STARTUP_S, StopRequest, report
 
 EPISODES = 20
 # The first of the fixed seeds; far from those of the collectors.
 FIRST_SEED = 1_000_000
-STARTUP_S = 60.0
 
 
 def make_envs(job: Job) -> list[Any]:
     """One environment an episode."""
-    return [recipe.make_env(job.env) for _ in range(EPISODES)]
+    return [recipe.make_env(job) for _ in range(EPISODES)]
 
 
 def evaluate(policy: Policy, envs: list[Any]) -> NDArray[np.float64]:
     """The return of one greedy episode in each environment, always from the same starts."""
-    first_action = int(envs[0].action_space.start)
     observations = np.stack(
         [env.reset(seed=FIRST_SEED + place)[0] for place, env in enumerate(envs)]
     )
     returns = np.zeros(len(envs))
+    memory = policy.begin(len(envs))
     running = list(range(len(envs)))
     while running:
-        actions = policy.best(observations[running])
+        actions, memory[running] = policy.best(observations[running], memory[running])
         still = []
         for place, action in zip(running, actions, strict=True):
-            following, reward, terminated, truncated, _ = envs[place].step(
-                first_action + int(action)
-            )
+            following, reward, terminated, truncated, _ = envs[place].step(action)
             observations[place] = following
             returns[place] += reward
             if not (terminated or truncated):
@@ -55,6 +52,7 @@ def evaluate(policy: Policy, envs: list[Any]) -> NDArray[np.float64]:
 def evaluate_regularly(job: Job, period_s: float) -> None:
     """Evaluate and report, again and again, until the process is ended."""
     envs = make_envs(job)
+    space = envs[0].action_space
     parameters = shmrb.Parameters(
         recipe.POLICY, timeout=STARTUP_S, format="numpy", client_name="evaluation"
     )
@@ -67,7 +65,7 @@ def evaluate_regularly(job: Job, period_s: float) -> None:
         newer, fresh = parameters.latest(newer_than=version)
         if fresh is not None:
             version, tree = newer, fresh
-        returns = evaluate(Policy(tree), envs)
+        returns = evaluate(policy_of(job, space, tree), envs)
         report("evaluated", started=started, version=version, mean=float(returns.mean()))
 
 

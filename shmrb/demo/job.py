@@ -6,7 +6,9 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-DQN, ONLOOKER = "dqn", "onlooker"
+# An onlooker only draws and loads no torch.
+ONLOOKER = "onlooker"
+DQN, SAC, RDQN = LEARNERS = ("dqn", "sac", "rdqn")
 PRIORITIZED, UNIFORM = SAMPLERS = ("prioritized", "uniform")
 
 
@@ -16,18 +18,32 @@ class Job:
 
     Attributes:
         env: id of a Gymnasium environment.
-        learner: the algorithm; "onlooker" only draws and loads no torch.
+        learner: the algorithm, or "onlooker".
         sampler: how the learner draws.
+        hide_velocity: the agent sees positions and its last action only.
+        memoryless: what a recurrent learner remembers is wiped out at every step.
     """
 
     env: str
     learner: str
-    sampler: str
+    sampler: str = UNIFORM
+    hide_velocity: bool = False
+    memoryless: bool = False
 
     @property
     def is_prioritized(self) -> bool:
         """Whether records are drawn by how much there is to learn from them."""
         return self.sampler == PRIORITIZED
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether records carry what the agent remembered, and are drawn in sequences."""
+        return self.learner == RDQN
+
+    @property
+    def is_refreshed(self) -> bool:
+        """Whether somebody writes newer memories over the recorded ones."""
+        return self.is_recurrent and not self.memoryless
 
     def to_argument(self) -> str:
         """The job as text."""

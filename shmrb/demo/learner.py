@@ -12,15 +12,12 @@ from typing import Any, Protocol
 import numpy as np
 
 import shmrb
-from shmrb.batches import GENERATION, INDEX
 from shmrb.demo import recipe
-from shmrb.demo.job import ONLOOKER, Job
-from shmrb.demo.policy import random_tree
-from shmrb.demo.reports import StopRequest, report
+from shmrb.demo.feedback import feedback_of
+from shmrb.demo.job import ONLOOKER, RDQN, SAC, Job
+from shmrb.demo.policy import random_net
+from shmrb.demo.reports import REPORT_EVERY_S, STARTUP_S, StopRequest, report
 from shmrb.demo.seals import Checker
-
-STARTUP_S = 60.0
-REPORT_EVERY_S = 0.25
 
 
 class Learner(Protocol):
@@ -42,8 +39,8 @@ class Onlooker:
     """
 
     def __init__(self, observation_size: int, actions: int) -> None:
-        chance = np.random.default_rng(0)
-        self._tree = random_tree((observation_size, 64, 64, actions), 1.0, chance)
+        net = random_net((observation_size, 64, 64, actions), np.random.default_rng(0))
+        self._tree = {"net": net, "epsilon": np.float32(1.0)}
 
     def update(self, batch: Any) -> Any:
         """Nothing: being drawn and checked was all."""
@@ -53,59 +50,25 @@ class Onlooker:
         return self._tree
 
 
-class Feedback(Protocol):
-    """What is told the buffer about the records of a batch that was learned from."""
-
-    def give(self, batch: Any, errors: Any) -> int:
-        """Tell it; how many of the records were overwritten meanwhile."""
-
-
-class Priorities:
-    """The errors become priorities, those of records that are still there.
-
-    Args:
-        buffer: a prioritized one.
-    """
-
-    def __init__(self, buffer: shmrb.ReplayBuffer) -> None:
-        self._buffer = buffer
-        self._beta = shmrb.LinearScheduler(
-            buffer, "beta", recipe.BETA_END, num_steps=recipe.BETA_UPDATES
-        )
-
-    def give(self, batch: Any, errors: Any) -> int:
-        """Set them; how many were refused since their records are gone."""
-        self._beta.step()
-        return self._buffer.update_priority(batch, errors).stale_count
-
-
-class Lookout:
-    """Tells the buffer nothing, and only counts the records that are gone.
-
-    Args:
-        buffer: any.
-    """
-
-    def __init__(self, buffer: shmrb.ReplayBuffer) -> None:
-        self._buffer = buffer
-
-    def give(self, batch: Any, errors: Any) -> int:
-        """How many were overwritten meanwhile."""
-        now = self._buffer.generations_of(batch[INDEX])
-        return int((now != batch[GENERATION]).sum())
-
-
 def make_learner(job: Job) -> Learner:
     """The algorithm of the job, for its environment."""
-    env = recipe.make_env(job.env)
-    size = int(np.prod(env.observation_space.shape))
-    actions, first = int(env.action_space.n), int(env.action_space.start)
+    env = recipe.make_env(job)
+    size, space = int(np.prod(env.observation_space.shape)), env.action_space
     env.close()
+    if job.learner == SAC:
+        from shmrb.demo.sac import SAC as Soft
+
+        return Soft(size, space.low, space.high)
+    actions, first = int(space.n), int(space.start)
     if job.learner == ONLOOKER:
         return Onlooker(size, actions)
-    from shmrb.demo.dqn import DQN as Algorithm
+    if job.learner == RDQN:
+        from shmrb.demo.rdqn import RDQN as Recurrent
 
-    return Algorithm(size, actions, first)
+        return Recurrent(size, actions, first, job.memoryless)
+    from shmrb.demo.dqn import DQN as Plain
+
+    return Plain(size, actions, first)
 
 
 def learn(job: Job, stop: StopRequest) -> None:
@@ -119,7 +82,8 @@ def learn(job: Job, stop: StopRequest) -> None:
     batch = buffer.sample(timeout=STARTUP_S)
     assert buffer.schema is not None
     checker = Checker(buffer.schema, batch)
-    feedback: Feedback = Priorities(buffer) if job.is_prioritized else Lookout(buffer)
+    feedback = feedback_of(job, buffer)
+    publish_every = recipe.recipe_of(job.learner).publish_every
     updates = stale = 0
     report_at = 0.0
     with stop.deferred():
@@ -128,7 +92,7 @@ def learn(job: Job, stop: StopRequest) -> None:
             errors = learner.update(batch)
             updates += 1
             stale += feedback.give(batch, errors)
-            if updates % recipe.PUBLISH_EVERY == 0:
+            if updates % publish_every == 0:
                 version = parameters.publish(learner.tree())
             if time.monotonic() >= report_at:
                 report_at = time.monotonic() + REPORT_EVERY_S

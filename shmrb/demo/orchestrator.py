@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
+from typing import Any
 
 from shmrb.demo import plot, recipe, summary
 from shmrb.demo.interrupts import Interrupts
@@ -16,6 +17,8 @@ from shmrb.errors import ShmrbError
 
 # Where an environment has no threshold of its own: that of Pendulum-v1 in the literature.
 DEFAULT_TARGET = -200.0
+# With hidden velocities: the threshold of CartPole-v0.
+HIDDEN_TARGET = 195.0
 
 
 def run(options: Options) -> int:
@@ -44,14 +47,12 @@ def run(options: Options) -> int:
 
 
 def _run(options: Options, interrupts: Interrupts) -> int:
-    env = recipe.make_env(options.env)
-    schema = recipe.record_schema(env)
-    threshold = env.spec.reward_threshold
+    env = recipe.make_env(options.job)
+    settings = recipe.buffer_settings(options.job, env, options.collectors)
+    target = _own_target(options, env) if options.target is None else options.target
     env.close()
-    own = DEFAULT_TARGET if threshold is None else float(threshold)
-    target = own if options.target is None else options.target
     with Stage(interrupts) as stage, screen() as shown:
-        trial = Trial(options, target, schema, stage, shown)
+        trial = Trial(options, target, settings, stage, shown)
         outcome = trial.run()
     history = trial.history
     aim = None if options.quick else target
@@ -60,3 +61,11 @@ def _run(options: Options, interrupts: Interrupts) -> int:
     directory = options.out or tempfile.mkdtemp(prefix="shmrb-demo-")
     print(plot.draw(history, aim, directory))
     return summary.exit_code(outcome, trial.ledger, len(history.kills), options)
+
+
+def _own_target(options: Options, env: Any) -> float:
+    """The return to reach unless another is asked for."""
+    if options.hide_velocity:
+        return HIDDEN_TARGET
+    threshold = env.spec.reward_threshold
+    return DEFAULT_TARGET if threshold is None else float(threshold)

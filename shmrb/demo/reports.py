@@ -14,6 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+# Interpreters start slowly on a busy machine, torch more so, and everybody waits for the learner.
+STARTUP_S = 60.0
+REPORT_EVERY_S = 0.25
+
 
 def report(kind: str, **values: Any) -> None:
     """Tell the orchestrator something."""

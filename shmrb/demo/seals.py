@@ -88,11 +88,16 @@ class Checker:
         self.checked = 0
         self.broken = 0
 
-    def check(self) -> int:
-        """Look at what the memory holds now: how many records do not match their seals."""
+    def seals(self) -> NDArray[np.int64]:
+        """The seals that what the memory holds now should have."""
         for room, leaf in self._copies:
             room[:] = leaf
-        wrong = (self._words @ self._factors).view(np.int64) != self._found
+        seals: NDArray[np.int64] = (self._words @ self._factors).view(np.int64)
+        return seals
+
+    def check(self) -> int:
+        """Look at what the memory holds now: how many records do not match their seals."""
+        wrong = self.seals() != self._found
         broken = int(np.count_nonzero(wrong))
         self.checked += len(wrong)
         self.broken += broken

@@ -57,6 +57,12 @@ def lines(outcome: Outcome, ledger: Ledger, history: History, target: float | No
         else "drawn records that were"
     )
     found.append(f"stale {outcome.stale:,}: {what} overwritten while the learner worked on them")
+    if outcome.refreshed:
+        found.append(
+            f"refreshed {outcome.refreshed.updated:,} recorded memories; stale "
+            f"{outcome.refreshed.stale:,}: their records were overwritten meanwhile; rejected "
+            f"{outcome.refreshed.rejected:,}: they were of no newer version"
+        )
     return found
 
 

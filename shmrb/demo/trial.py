@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,11 @@ from shmrb.demo import recipe
 from shmrb.demo.history import Evaluation, History, Kill, Point
 from shmrb.demo.ledger import Ledger
 from shmrb.demo.options import Options
+from shmrb.demo.refresher import Refreshed
 from shmrb.demo.screen import Screen
 from shmrb.demo.stage import Broken, Child, Stage
 from shmrb.errors import DaemonError
+from shmrb.results import LaneInfo
 
 KILL_COLLECTOR_AT, KILL_DAEMON_AT = 20_000, 40_000
 
@@ -37,9 +40,10 @@ class Outcome:
         reached: whether the last evaluation was the one that ends the run, or there was none to
             wait for.
         seconds, records: how long it took, and how many records the buffer counts.
-        checked: records that the learner drew and checked, and their stale ones.
+        checked: records that learner and refresher drew and checked.
         torn: records that did not match their seals, drawn or audited.
         stale: drawn records that were overwritten while the learner worked on them.
+        refreshed: what became of the memories that were written back; None: nobody did that.
         problem: what the buffer's own count says against the accounts; "" if nothing.
     """
 
@@ -50,6 +54,7 @@ class Outcome:
     torn: int
     stale: int
     problem: str
+    refreshed: Refreshed | None = None
 
 
 class Trial:
@@ -58,7 +63,7 @@ class Trial:
     Args:
         options: what was asked for.
         target: return to reach; nobody evaluates with --quick, and the run takes all its time.
-        schema: of the records.
+        settings: what the buffer is created with.
         stage: where the processes run.
         screen: where progress is shown.
     """
@@ -67,21 +72,27 @@ class Trial:
         self,
         options: Options,
         target: float,
-        schema: shmrb.Schema,
+        settings: dict[str, Any],
         stage: Stage,
         screen: Screen,
     ) -> None:
         self.history = History(options.job.is_prioritized)
-        self.ledger = Ledger(schema, recipe.CAPACITY)
+        storage: shmrb.SharedStorage = settings["storage"]
+        self._lane_capacity = storage.capacity // storage.lanes
+        # If all went into one lane, records would be overwritten soonest.
+        self.ledger = Ledger(settings["schema"], self._lane_capacity)
         self._options = options
-        self._job = options.job.to_argument()
+        self._job = options.job
         self._target = target
-        self._schema = schema
+        self._settings = settings
         self._stage = stage
         self._screen = screen
         self._started = time.monotonic()
         self._collectors: list[Child] = []
         self._learned: dict[str, int] = {}
+        self._refreshed = Refreshed() if options.job.is_refreshed else None
+        # Records that the refresher drew and checked, and the torn ones among them.
+        self._checked = self._torn = 0
         self._returns: deque[float] = deque(maxlen=_EPISODES)
         self._parameters: shmrb.Parameters | None = None
         self._point_at = 0.0
@@ -118,30 +129,21 @@ class Trial:
         self._client = client
         self._buffer = client.create(
             recipe.BUFFER,
-            storage=shmrb.SharedStorage(recipe.CAPACITY),
-            schema=self._schema,
-            limiter=shmrb.RateLimiter(
-                min_size=recipe.MIN_SIZE, samples_per_insert=recipe.SAMPLES_PER_INSERT
-            ),
-            sampler=self._sampler(),
-            batch_size=recipe.BATCH,
             format="numpy",
             client_name="orchestrator",
+            **self._settings,
         )
-        self._learner = self._stage.start("learner", "shmrb.demo.learner", self._job)
+        self._learner = self._start("learner")
+        self._refresher = self._start("refresher") if self._job.is_refreshed else None
         for _ in range(self._options.collectors):
             self._start_collector()
-        self._evaluation: Child | None = None
-        if not self._options.quick:
-            period = str(EVALUATE_EVERY_S)
-            self._evaluation = self._stage.start(
-                "evaluation", "shmrb.demo.evaluation", self._job, period
-            )
+        quick = self._options.quick
+        self._evaluation = None if quick else self._start("evaluation", str(EVALUATE_EVERY_S))
 
-    def _sampler(self) -> shmrb.RandomSampler | shmrb.PrioritizedSampler:
-        if self._options.job.is_prioritized:
-            return shmrb.PrioritizedSampler(alpha=recipe.ALPHA, beta=recipe.BETA_START)
-        return shmrb.RandomSampler()
+    def _start(self, role: str, *arguments: str, name: str = "") -> Child:
+        """A child that runs the module of its role."""
+        module = f"shmrb.demo.{role}"
+        return self._stage.start(name or role, module, self._job.to_argument(), *arguments)
 
     def _connect(self, since: float) -> shmrb.Client | None:
         """A connection to the daemon, if it is up."""
@@ -154,7 +156,7 @@ class Trial:
 
     def _start_collector(self) -> Child:
         number = str(len(self._collectors))
-        child = self._stage.start(f"collector {number}", "shmrb.demo.collector", self._job, number)
+        child = self._start("collector", number, name=f"collector {number}")
         self._collectors.append(child)
         return child
 
@@ -188,6 +190,10 @@ class Trial:
                     self._note_back()
         for report in self._learner.reports():
             self._learned = report
+        for report in self._refresher.reports() if self._refresher else ():
+            self._checked, self._torn = report["checked"], report["torn"]
+            counts = {key: report[key] for key in ("updated", "stale", "rejected")}
+            self._refreshed = Refreshed(**counts)
         for report in self._evaluation.reports() if self._evaluation else ():
             second = report["started"] - self._started
             self._note(Evaluation(second, report["version"], report["mean"]))
@@ -197,7 +203,10 @@ class Trial:
         is_after_kills = not self._due_kills and all(
             kill.is_over_at(evaluation.second) for kill in self.history.kills
         )
-        self._is_over = is_after_kills and evaluation.mean >= self._target
+        # A refresher is to meet everything that can become of an update.
+        refreshed = self._refreshed
+        is_shown = refreshed is None or refreshed.has_met_all
+        self._is_over = is_after_kills and is_shown and evaluation.mean >= self._target
 
     def _point(self) -> Point:
         stats = self._buffer.statistics()
@@ -206,16 +215,16 @@ class Trial:
             second=self._second,
             records=stats.write_count,
             batches=stats.counters["sample_calls"],
-            lag=self._lag(stats.write_count),
+            lag=self._lag(stats.lanes),
             stale=self._learned.get("stale", 0),
             blocked=len(stats.blocked),
             attached=sum(client.alive for client in stats.clients),
             training_return=sum(returns) / len(returns) if returns else None,
         )
 
-    def _lag(self, count: int) -> float | None:
+    def _lag(self, lanes: tuple[LaneInfo, ...]) -> float | None:
         """How far the policy of the newest records is behind, in versions."""
-        if not self._learned or count == 0:
+        if not self._learned:
             return None
         if self._parameters is None:
             self._parameters = shmrb.Parameters(
@@ -225,8 +234,14 @@ class Trial:
                 client_name="orchestrator",
                 root=self._stage.root,
             )
-        newest = recipe.CHUNK * self._options.collectors
-        slots = np.arange(max(0, count - newest), count) % recipe.CAPACITY
+        newest = recipe.CHUNK * self._options.collectors // len(lanes)
+        slots = np.concatenate(
+            [
+                np.arange(max(lane.floor, lane.head - newest), lane.head) % self._lane_capacity
+                + lane.lane * self._lane_capacity
+                for lane in lanes
+            ]
+        )
         versions = self._buffer[slots][recipe.POLICY_VERSION]
         return float(self._parameters.version - versions.mean()) if len(versions) else None
 
@@ -303,8 +318,9 @@ class Trial:
             reached=self._is_over,
             seconds=seconds,
             records=count,
-            checked=self._learned.get("checked", 0),
-            torn=self._learned.get("torn", 0) + self.ledger.torn,
+            checked=self._learned.get("checked", 0) + self._checked,
+            torn=self._learned.get("torn", 0) + self._torn + self.ledger.torn,
             stale=self._learned.get("stale", 0),
             problem=problem,
+            refreshed=self._refreshed,
         )

@@ -15,6 +15,7 @@ from shmrb.demo import recipe, summary
 from shmrb.demo.history import Evaluation, History, Kill, Point
 from shmrb.demo.ledger import Ledger
 from shmrb.demo.options import BROKEN, NOT_REACHED, REACHED, Options
+from shmrb.demo.refresher import Refreshed
 from shmrb.demo.seals import Checker
 from shmrb.demo.trial import Outcome
 
@@ -155,6 +156,12 @@ class TestSummary:
         assert "policy lag 4.0 versions on average" in text
         assert "missed" not in text
         assert "stale 3: drawn records that were overwritten" in text
+
+    def test_it_tells_what_became_of_memories(self) -> None:
+        outcome = replace(self.OUTCOME, refreshed=Refreshed(1_000, 20, 3))
+        lines = summary.lines(outcome, Ledger(SCHEMA, 1_000), History(), 195.0)
+        assert lines[-1].startswith("refreshed 1,000 recorded memories; stale 20: ")
+        assert "rejected 3: " in lines[-1]
 
     def test_it_tells_of_refused_priority_updates(self) -> None:
         history = History(is_prioritized=True)

@@ -10,7 +10,7 @@ import torch
 import shmrb
 from helpers.demos import SCHEMA, demo_records
 from shmrb.demo import recipe
-from shmrb.demo.learner import Lookout, Priorities
+from shmrb.demo.feedback import Lookout, Priorities
 
 CAPACITY, BATCH = 64, 32
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from rich.console import Console
 
 from shmrb.demo import evaluation, plot, recipe, screen
 from shmrb.demo.history import Evaluation, History, Kill, Point
+from shmrb.demo.job import LEARNERS, Job
 from shmrb.demo.options import Options, parse
-from shmrb.demo.policy import Policy, random_tree
+from shmrb.demo.policy import Greedy, random_net
 from shmrb.errors import SpecError
 
 HISTORY = History(
@@ -82,8 +84,10 @@ def test_picture(tmp_path: Path) -> None:
 
 def test_options() -> None:
     assert parse([]) == Options()
-    assert parse(["--quick"]) == Options(quick=True, seconds=10.0, sampler="uniform")
+    assert parse(["--quick"]) == Options(quick=True, seconds=10.0)
     assert parse(["--sampler=uniform"]) == Options(sampler="uniform")
+    words = ["--learner=rdqn", "--hide-velocity", "--memoryless"]
+    assert parse(words) == Options(learner="rdqn", hide_velocity=True, memoryless=True)
     words = ["--env=Acrobot-v1", "--collectors=2", "--seconds=9", "--target=-90"]
     asked = Options(env="Acrobot-v1", collectors=2, seconds=9.0, target=-90.0)
     assert parse(words) == asked
@@ -97,7 +101,7 @@ def test_options() -> None:
         "--seconds nan",
         "--what",
         "--sampler newest",
-        "--quick --sampler prioritized",
+        "--learner ppo",
     ],
 )
 def test_wrong_options_exit_with_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,14 +111,73 @@ def test_wrong_options_exit_with_2(words: str, capsys: pytest.CaptureFixture[str
     assert "shmrb demo" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("env", ["Pendulum-v1", "FrozenLake-v1", "NoSuchEnvironment-v0"])
-def test_unfit_environments_are_refused(env: str) -> None:
-    with pytest.raises(SpecError, match=env):
-        recipe.make_env(env)
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("--quick --sampler prioritized", "--quick learns nothing: leave out --sampler"),
+        ("--quick --learner sac", "leave out --learner"),
+        ("--quick --hide-velocity", "leave out --hide-velocity"),
+        ("--hide-velocity", "got --learner dqn; take --learner rdqn"),
+        ("--learner sac --memoryless", "--memoryless: needs a learner with a memory"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    words: str, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(words.split())
+    assert ended.value.code == 2
+    assert advice in capsys.readouterr().err
+
+
+def test_each_learner_has_a_sampler_of_its_own() -> None:
+    samplers = {name: Options(learner=name).job.sampler for name in LEARNERS}
+    assert samplers == {"dqn": "prioritized", "sac": "uniform", "rdqn": "uniform"}
+    assert all(
+        Options(learner=name, sampler="uniform").job.sampler == "uniform" for name in LEARNERS
+    )
+    assert Options(quick=True).job == Job("CartPole-v1", "onlooker")
+
+
+@pytest.mark.parametrize(
+    ("learner", "env", "advice"),
+    [
+        ("dqn", "Pendulum-v1", "Take CartPole-v1"),
+        ("rdqn", "Pendulum-v1", "Take CartPole-v1"),
+        ("sac", "CartPole-v1", "Take Pendulum-v1"),
+        ("dqn", "FrozenLake-v1", "needs a Box as its observation space"),
+        ("dqn", "NoSuchEnvironment-v0", "NoSuchEnvironment"),
+    ],
+)
+def test_unfit_environments_are_refused(learner: str, env: str, advice: str) -> None:
+    with pytest.raises(SpecError, match=rf"--env {env}.*{advice}"):
+        recipe.make_env(Job(env, learner))
+
+
+def test_only_cartpole_has_velocities_to_hide() -> None:
+    with pytest.raises(SpecError, match=r"--hide-velocity knows .* --env Acrobot-v1"):
+        recipe.make_env(Job("Acrobot-v1", "rdqn", hide_velocity=True))
+
+
+def test_hidden_are_the_velocities_alone() -> None:
+    shown = recipe.make_env(Job("CartPole-v1", "rdqn", hide_velocity=True))
+    whole = recipe.make_env(Job("CartPole-v1", "rdqn"))
+    limits = whole.unwrapped.x_threshold, whole.unwrapped.theta_threshold_radians
+
+    def expected(place: float, _: float, angle: float, __: float, action: float) -> Any:
+        return pytest.approx([place / limits[0], angle / limits[1], action], rel=1e-5)
+
+    assert shown.reset(seed=3)[0] == expected(*whole.reset(seed=3)[0], 0.0)
+    for action in (1, 0, 1):
+        seen = shown.step(action)[0]
+        assert seen == expected(*whole.step(action)[0], 2.0 * action - 1.0)
+        assert shown.observation_space.contains(seen)
+    assert shown.reset(seed=3)[0][2] == 0.0
 
 
 def test_evaluation_has_no_chance_in_it() -> None:
-    policy = Policy(random_tree((4, 64, 2), 1.0, np.random.default_rng(5)))
+    net = random_net((4, 64, 2), np.random.default_rng(5))
+    policy = Greedy({"net": net, "epsilon": 1.0})
     envs = evaluation.make_envs(Options().job)
     first, again = evaluation.evaluate(policy, envs), evaluation.evaluate(policy, envs)
     assert len(first) == 20

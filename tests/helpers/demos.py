@@ -11,26 +11,29 @@ import psutil
 
 import shmrb
 from shmrb.demo import recipe
+from shmrb.demo.job import DQN, Job
 from shmrb.demo.seals import Stamper
 from shmrb.segment import layout, names
 
 from .procs import Child, until
 
-SCHEMA = recipe.record_schema("CartPole-v1")
+SCHEMA = recipe.record_schema("CartPole-v1", Job("CartPole-v1", DQN))
 
 
-def demo_records(identities: Iterable[tuple[int, int]], seed: int = 0) -> dict[str, Any]:
+def demo_records(
+    identities: Iterable[tuple[int, int]], seed: int = 0, schema: shmrb.Schema = SCHEMA
+) -> dict[str, Any]:
     """Sealed records of random content, one for each (collector, number)."""
     chance = np.random.default_rng(seed)
     pairs = list(identities)
     leaves: dict[tuple[str, ...], np.ndarray] = {}
-    for field in SCHEMA.fields:
+    for field in schema.fields:
         shape = (len(pairs), *field.shape)
         raw = chance.integers(0, 2, shape) if field.dtype == "bool" else chance.normal(size=shape)
         leaves[field.path] = (raw * (1 if field.dtype == "bool" else 100)).astype(field.dtype)
     for row, pair in enumerate(pairs):
         leaves["collector",][row], leaves["number",][row] = pair
-    stamper = Stamper(SCHEMA)
+    stamper = Stamper(schema)
     fields = [leaf for path, leaf in leaves.items() if path != ("seal",)]
     for row in range(len(pairs)):
         leaves["seal",][row] = stamper.seal(leaf[row] for leaf in fields)
@@ -38,6 +41,13 @@ def demo_records(identities: Iterable[tuple[int, int]], seed: int = 0) -> dict[s
     for path, leaf in leaves.items():
         (record["next"] if path[0] == "next" else record)[path[-1]] = leaf
     return record
+
+
+def as_numpy(tree: Any) -> Any:
+    """A published tree as a reader in numpy format gets it."""
+    if isinstance(tree, dict):
+        return {name: as_numpy(leaf) for name, leaf in tree.items()}
+    return tree.numpy()
 
 
 class RunningDemo:
