@@ -48,11 +48,13 @@ if typing.TYPE_CHECKING:
         BufferStats,
         ClientInfo,
         ConditionalUpdateResult,
+        LaneInfo,
         LimiterInfo,
         PriorityInfo,
     )
     from shmrb.schedules import LambdaScheduler, LinearScheduler, SchedulerList, StepScheduler
     from shmrb.schema import Schema, schema_from_env, schema_like
+    from shmrb.segment.survey import BufferSummary
     from shmrb.spec import (
         BufferSpec,
         FifoSampler,
@@ -81,6 +83,7 @@ if typing.TYPE_CHECKING:
         iter_trajectories,
     )
     from shmrb.vector import VectorProducer
+    from shmrb.wire import DaemonInfo, Event, EventPage
 
 # Where each name lives.
 _HOMES = {
@@ -97,9 +100,10 @@ _HOMES = {
     "parameters": "Parameters",
     "predicates": "TrajectoryPredicate traj",
     "producer": "Producer",
-    "results": "BufferStats ClientInfo ConditionalUpdateResult LimiterInfo PriorityInfo",
+    "results": ("BufferStats ClientInfo ConditionalUpdateResult LaneInfo LimiterInfo PriorityInfo"),
     "schedules": "LambdaScheduler LinearScheduler SchedulerList StepScheduler",
     "schema": "Schema schema_from_env schema_like",
+    "segment.survey": "BufferSummary",
     "spec": (
         "BufferSpec FifoSampler ImmutableWriter LifoSampler MemmapStorage MinSize MultiStep "
         "PrioritizedSampler PrioritizedSliceSampler Queue RandomSampler RateLimiter "
@@ -108,6 +112,7 @@ _HOMES = {
     ),
     "trajectories": "Trajectory filter_trajectories find_start_stop_traj iter_trajectories",
     "vector": "VectorProducer",
+    "wire": "DaemonInfo Event EventPage",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -116,6 +121,7 @@ __all__ = [
     "AttachError",
     "BufferSpec",
     "BufferStats",
+    "BufferSummary",
     "CapacityError",
     "Client",
     "ClientInfo",
@@ -123,8 +129,11 @@ __all__ = [
     "ConditionalUpdateResult",
     "CorruptionError",
     "DaemonError",
+    "DaemonInfo",
     "DeadlineError",
     "EmptyBufferError",
+    "Event",
+    "EventPage",
     "FifoSampler",
     "FileSystemError",
     "FormatMismatchError",
@@ -132,6 +141,7 @@ __all__ = [
     "LambdaScheduler",
     "Lane",
     "LaneBusyError",
+    "LaneInfo",
     "LifoSampler",
     "LimiterInfo",
     "LimiterTimeoutError",

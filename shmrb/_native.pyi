@@ -176,3 +176,8 @@ class Segment:
     def reap(self) -> tuple: ...
 
     def recover(self) -> tuple: ...
+
+    def rebuild(self, slice_ns: int) -> tuple:
+        """
+        Makes anew what follows from the words: start counts, the priority tree, consumption's lists.
+        """

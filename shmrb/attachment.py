@@ -134,10 +134,15 @@ class Attachment:
                 )
             if entry.state is not State.READY or entry.uuid != self.address.uuid:
                 raise self._gone()
-            hold, self._hold = self._hold, None
             member = Member.join(
-                root, self.address.name, role=self.role, client_name=self.client_name, hold=hold
+                root,
+                self.address.name,
+                role=self.role,
+                client_name=self.client_name,
+                hold=self._hold,
             )
+            # The member's from now on; a join that fails leaves the creator alive.
+            self._hold = None
             if member.uuid != self.address.uuid:
                 member.close()
                 raise self._gone()
@@ -175,10 +180,7 @@ class Attachment:
     def publish(self, schema: Schema) -> None:
         """First write into a declared buffer: reserves its memory, unless somebody was faster."""
         if self.segment is None and not self._closed:
-            root = Root(self.address.root)
-            if root.find(self.address.name).uuid != self.address.uuid:
-                raise self._gone()
-            root.publish_declared(self.address.name, schema)
+            Root(self.address.root).publish_declared(self.address.name, schema, self.address.uuid)
         self.join()
 
     def run(

@@ -60,9 +60,9 @@ class ClientInfo(Description):
         name, pid: labels for people; a pid may belong to another namespace.
         role: "member", "learner" or "observer".
         alive: whether its byte is locked, which proves that it lives.
-        attached_ns: monotonic clock.
+        attached_ns: when it attached, nanoseconds of the realtime clock.
         waiting_for: "nothing", "records", "room", "lane" or "lock".
-        waiting_since_ns: monotonic clock; 0 if it does not wait.
+        waiting_since_ns: nanoseconds of the monotonic clock; 0 if it does not wait.
         counters: what it has done so far.
     """
 
@@ -102,7 +102,7 @@ class LaneInfo(Description):
         written: rows ever reserved in it.
         holes: slots in its window that hold no record.
         lease: token of its writer, 0 if it is free.
-        written_ns: when it was last written, monotonic clock.
+        written_ns: when it was last written, nanoseconds of the realtime clock; 0 = never.
     """
 
     kind: ClassVar[str] = "LaneInfo"

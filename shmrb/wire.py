@@ -40,7 +40,13 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 class DaemonInfo(msgspec.Struct, frozen=True):
-    """Who a daemon is."""
+    """Who a daemon is.
+
+    Attributes:
+        pid: its process, as it sees itself: a label.
+        version: of shmrb.
+        root: the directory of its buffers.
+    """
 
     pid: int
     version: str
@@ -71,7 +77,12 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class EventPage(msgspec.Struct, frozen=True):
-    """Events of the daemon with this pid: another one counts from 1 again."""
+    """What a daemon remembers.
+
+    Attributes:
+        pid: whose events these are: another daemon counts from 1 again.
+        events: in order.
+    """
 
     pid: int
     events: list[Event]

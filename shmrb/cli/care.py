@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import asdict
 from datetime import datetime
@@ -21,8 +20,8 @@ from shmrb.errors import DaemonError, SpecError
 from shmrb.segment import audit, boot, names
 from shmrb.segment.directory import Root
 from shmrb.segment.entries import State
+from shmrb.segment.findings import Finding
 from shmrb.segment.member import Member
-from shmrb.segment.removal import Leftover
 
 # How often `events` asks; the daemon keeps the last thousand.
 _ASK_EVERY_S = 0.5
@@ -54,7 +53,10 @@ def doctor(
 
 def gc(
     prefix: Annotated[
-        str, typer.Argument(help="Only buffers called NAME and what lies below it.")
+        str,
+        typer.Argument(
+            help="Only buffers called NAME and what lies below it, and what bears no name."
+        ),
     ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be removed.")
@@ -66,7 +68,11 @@ def gc(
     with target_of(socket) as target:
         roots = list(map(Root, target.roots))
     with progress("removing what was left"):
-        removed = [leftover for root in roots for leftover in _clear(root, prefix, dry_run)]
+        removed = [
+            leftover
+            for root in roots
+            for leftover in (root.leftovers(prefix) if dry_run else root.reclaim(prefix))
+        ]
     if as_json:
         print(json.dumps([asdict(leftover) for leftover in removed]))
     else:
@@ -114,8 +120,8 @@ def _verify(name: str, repair: bool, socket: str | None, as_json: bool) -> int:
     with target_of(socket) as target:
         root = target.root_of(name)
     entry = root.require(name)
-    found: list[audit.Finding] = []
-    mended: list[audit.Finding] = []
+    found: list[Finding] = []
+    mended: list[Finding] = []
     if entry.state is State.UNCLEAN:
         raise boot.unclean(entry.path)
     if entry.state is State.READY:
@@ -154,19 +160,6 @@ def _verify(name: str, repair: bool, socket: str | None, as_json: bool) -> int:
     else:
         print("What cannot be mended was written by no shmrb: drop the buffer and create it anew.")
     return exits.FAILED if found else exits.OK
-
-
-def _clear(root: Root, prefix: str, dry_run: bool) -> list[Leftover]:
-    if not prefix:
-        return list(root.leftovers() if dry_run else root.reclaim())
-    chosen = []
-    for leftover in root.leftovers():
-        name = names.buffer_name(os.path.basename(leftover.path))
-        if name is not None and names.is_below(name, prefix):
-            chosen.append(leftover)
-            if not dry_run:
-                root.reclaim_bounded(name)
-    return chosen
 
 
 def _print_advice(found: list[Advice], as_json: bool) -> None:

@@ -34,7 +34,17 @@ def show(*parts: Table | str) -> None:
 
 def listing(summaries: Iterable[BufferSummary]) -> Table:
     """One line a buffer."""
-    table = _table("NAME", "STATE", "<RECORDS", "<CAPACITY", "<LANES", "<CLIENTS", "<BYTES", "ROOT")
+    table = _table(
+        "NAME",
+        "STATE",
+        "PURPOSE",
+        "<RECORDS",
+        "<CAPACITY",
+        "<LANES",
+        "<CLIENTS",
+        "<BYTES",
+        "ROOT",
+    )
     for summary in summaries:
         state = summary.state
         if summary.lifetime == "creator":
@@ -44,6 +54,7 @@ def listing(summaries: Iterable[BufferSummary]) -> Table:
         table.add_row(
             summary.name,
             state,
+            summary.purpose,
             _count(summary.size),
             _count(summary.capacity),
             str(summary.lanes),

@@ -379,5 +379,8 @@ NB_MODULE(_native, m) {
           int64_t freed = recover_buffer(view, s.live_lock().c_str());
           return {kOk, freed, kNothing, 0, ring_records(view) | ring_room(view)};
         });
-      });
+      })
+      .def("rebuild", [](Segment& s, int64_t slice_ns) {
+        return change_call(s, [&](const View& view) { return rebuild(view, deadline(slice_ns)); });
+      }, "slice_ns"_a, "Makes anew what follows from the words: start counts, the priority tree, consumption's lists.");
 }

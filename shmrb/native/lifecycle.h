@@ -274,9 +274,11 @@ inline Outcome size(const View& view, const char* live_lock) {
   }
   settle_holes(view, false);
   Flight flight(view);
+  // Who may not write looks at every word instead: parameters are published in place, so their hint is never counted.
+  bool hint_is_old = flight.dead_on_board || (!view.acts() && holes_are_doubted(view));
   int64_t known = view.has(kConsumption) ? view.consumption().members()
                                          : live_records(view) - overwritten_slots(view);
-  int64_t records = flight.dead_on_board ? count_whole(view) : known - flight.rows;
+  int64_t records = hint_is_old ? count_whole(view) : known - flight.rows;
   return {kOk, records > 0 ? records : 0, kNothing, 0, wake};
 }
 
@@ -299,8 +301,28 @@ inline int64_t recover_buffer(const View& view, const char* live_lock) {
       ++freed;
     }
   }
+  for (uint32_t lane = 0; lane < view.lane_count; ++lane) {
+    uint32_t lease = order::observe(&view.lanes[lane].lease);
+    if (lease != 0 && !view.liveness.alive(lease)) order::claim(&view.lanes[lane].lease, lease, 0u);
+  }
   settle_holes(view, false);
   return freed;
+}
+
+// Makes anew what follows from the words, whatever it says: start counts, the priority tree, consumption's lists.
+inline Outcome rebuild(const View& view, int64_t deadline_ns) {
+  for (uint32_t lane = 0; lane < view.lane_count; ++lane) {
+    LockBlock& lock = view.lock_of(lane);
+    Held held(view, lock, deadline_ns);
+    if (!held) return blocked_on(view.lock_kind(), held.who());
+    view.starts.recount(lane, 0, view.lane_capacity);
+    if (lane > 0 && view.has(kOneLock)) continue;
+    order::publish(&lock.dirty, 1u);
+    if (view.has(kPriorities)) rebuild_tree(view);
+    if (view.has(kConsumption)) rebuild_consumption(view);
+    order::publish(&lock.dirty, 0u);
+  }
+  return {};
 }
 
 }  // namespace shmrb

@@ -88,6 +88,13 @@ inline void settle_holes(const View& view, bool holds_lock) {
   }
 }
 
+// Does some lane's count of holes wait for somebody to count anew?
+inline bool holes_are_doubted(const View& view) {
+  for (uint32_t lane = 0; lane < view.lane_count; ++lane)
+    if (order::observe(&view.lanes[lane].holes_stale)) return true;
+  return false;
+}
+
 // Records under live tickets: those in flight included, holes not. With consumption those that are not consumed.
 inline int64_t live_records(const View& view) {
   if (view.has(kConsumption)) return view.consumption().members() + view.consumption().held();

@@ -89,7 +89,10 @@ class Root(Place):
                     # Its door is on tmpfs, and goes with the machine's memory.
                     found = Root(spec.storage.directory).find(name)
                 if found.state is not State.MISSING:
-                    return self._use(found, spec, exist)
+                    try:
+                        return self._use(found, spec, exist)
+                    except StaleAttachmentError:
+                        continue  # replaced or dropped meanwhile: what is there now?
             created = self._build(
                 spec, layout, name, replaces=exist == "replace", progress=progress
             )
@@ -124,18 +127,23 @@ class Root(Place):
                 os.rename(door, self.path_of(name))
         return self.require(name)
 
-    def publish_declared(self, name: str, schema: Schema) -> Created:
+    def publish_declared(self, name: str, schema: Schema, uuid: bytes) -> Created:
         """Reserve the memory of a declared buffer, now that its first record has come.
 
         Of two who do so at a time one wins. The files get their names one by one and `meta` last:
         until then the buffer is still only declared, for whoever looks and after a kill.
 
+        Args:
+            name: of the buffer.
+            schema: its fields.
+            uuid: its identity: another buffer under the name is left as it is.
+
         Raises:
             RecordError: another writer was first, with other fields.
             CapacityError: there is no room; the declaration stays.
-            NoSuchBufferError: the name is gone.
+            StaleAttachmentError: the buffer is gone, and another may bear its name.
         """
-        found = self.require(name)
+        found = self._same(self.find(name), name, uuid)
         if found.state is State.READY:
             return self._lost(found, schema)
         assert found.declaration is not None
@@ -145,12 +153,8 @@ class Root(Place):
             made = Building.start(found.place, 1, self.modes)
         try:
             made.reserve_and_fill(meta, self.mode)
-            with self.holding(name) as now:
-                if now.uuid != found.uuid:
-                    raise StaleAttachmentError(
-                        f"Another buffer bears the name {name!r} now: it was dropped and created "
-                        "anew since this handle found it. Attach again."
-                    )
+            with self.holding(name) as there:
+                now = self._same(there, name, uuid)
                 if now.state is State.READY:
                     return self._lost(now, schema)
                 self._publish(made, now, meta)
@@ -158,6 +162,21 @@ class Root(Place):
             made.close()
             made.discard()
         return Created(self.require(name), True)
+
+    def _same(self, found: Entry, name: str, uuid: bytes) -> Entry:
+        """What was found, if it is the buffer of that identity.
+
+        Raises:
+            StaleAttachmentError: it is not.
+        """
+        is_gone = found.state in (State.MISSING, State.LEAVING)
+        if found.uuid == uuid and not is_gone:
+            return found
+        if is_gone:
+            what = f"Buffer {name!r} is gone from {self.path}: it was dropped"
+        else:
+            what = f"Another buffer bears the name {name!r} now: it was dropped and created anew"
+        raise StaleAttachmentError(f"{what} since this handle found it. Attach again.")
 
     def drop(self, name: str, *, force: bool = False) -> None:
         """Take the name away and free the memory.
@@ -179,15 +198,20 @@ class Root(Place):
             gone = removal.take_down(self.path, found)
         removal.remove_trees(gone)
 
-    def leftovers(self) -> tuple[Leftover, ...]:
-        """What dead creators and interrupted drops left, without touching it."""
+    def leftovers(self, prefix: str = "") -> tuple[Leftover, ...]:
+        """What dead creators and interrupted drops left, without touching it.
+
+        Args:
+            prefix: only buffers called so and what lies below it, and what bears no name yet or
+                no more, which is nobody's.
+        """
         if not os.path.isdir(self.path):
             return ()
         with self.lock_of(self.path):
-            return tuple(removal.find_leftovers(self.path))
+            return tuple(removal.find_leftovers(self.path, prefix))
 
-    def reclaim(self) -> tuple[Leftover, ...]:
-        """Remove the leftovers; those that are not ours to remove stay.
+    def reclaim(self, prefix: str = "") -> tuple[Leftover, ...]:
+        """Remove the leftovers that `leftovers` finds; those that are not ours to remove stay.
 
         Returns:
             What was removed.
@@ -196,7 +220,7 @@ class Root(Place):
             return ()
         taken: dict[Leftover, list[str]] = {}
         with self.lock_of(self.path):
-            for leftover in tuple(removal.find_leftovers(self.path)):
+            for leftover in tuple(removal.find_leftovers(self.path, prefix)):
                 with contextlib.suppress(OSError, ShmrbError), self.inner_locks(leftover.place):
                     taken[leftover] = removal.clear(self.path, leftover)
         for paths in taken.values():
@@ -245,7 +269,8 @@ class Root(Place):
         if found.door is None and found.place != self.path:
             found = self.adopt(found.place, found.name)
         if found.state is State.DECLARED and spec.schema is not None:
-            return self.publish_declared(found.name, spec.schema)
+            assert found.uuid is not None
+            return self.publish_declared(found.name, spec.schema, found.uuid)
         return Created(found, False)
 
     def _build(

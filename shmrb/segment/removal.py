@@ -109,8 +109,11 @@ def remove_trees(paths: list[str]) -> None:
         remove_tree(path)
 
 
-def find_leftovers(root: str) -> Iterator[Leftover]:
-    """What can be removed: never what is foreign, and nothing that anybody alive holds."""
+def find_leftovers(root: str, prefix: str = "") -> Iterator[Leftover]:
+    """What can be removed: never what is foreign, and nothing that anybody alive holds.
+
+    Buffers only if they are called `prefix` or lie below it; what bears no name is nobody's.
+    """
     for directory in sorted(os.listdir(root)):
         path = os.path.join(root, directory)
         if names.unfinished_build(directory) is None or os.path.islink(path):
@@ -120,6 +123,8 @@ def find_leftovers(root: str) -> Iterator[Leftover]:
         elif not _is_being_built(path):
             yield Leftover(path, "its builder died")
     for entry in entries.list_entries(root):
+        if not names.is_below(entry.name, prefix):
+            continue
         if entry.state is State.LEAVING:
             yield Leftover(entry.path, "its drop was interrupted")
         elif is_abandoned(entry):

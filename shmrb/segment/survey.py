@@ -32,11 +32,12 @@ class BufferSummary(Description):
         root: where it lies.
         state: "ready", "declared" (no schema yet, so no memory), "unclean" (on a disk, and open
             when the machine stopped), or "foreign".
+        purpose: "buffer", or "parameters" for what `Parameters` publishes; "" if it is not known.
         storage: "SharedStorage" or "MemmapStorage", "" if it is not known.
         lifetime: "persistent" or "creator", "" if it is not known.
         capacity, lanes: slots and streams.
-        size: records that may be drawn.
-        write_count: records ever written.
+        size: records that may be drawn; of parameters, trees that are whole.
+        write_count: records ever written; 0 for parameters, which are published in place.
         bytes: what its files take.
         clients: living members, without the daemon.
         problem: why it is foreign or unclean, or could not be looked into.
@@ -47,6 +48,7 @@ class BufferSummary(Description):
     name: str
     root: str
     state: str
+    purpose: str = ""
     storage: str = ""
     lifetime: str = ""
     capacity: int = 0
@@ -101,6 +103,7 @@ def _summary(root: Root, entry: Entry) -> BufferSummary:
         return summary
     described = replace(
         summary,
+        purpose=spec.purpose,
         storage=spec.storage.kind,
         lifetime="creator" if entry.is_bounded else spec.lifetime,
         capacity=spec.capacity,

@@ -22,8 +22,10 @@ from helpers.procs import Children
 from shmrb import core
 from shmrb.cli import exits, surroundings
 from shmrb.cli.surroundings import Advice, Surroundings, examine
-from shmrb.segment import layout
+from shmrb.segment import audit, layout
+from shmrb.segment.findings import Finding
 from shmrb.segment.logind import Logind
+from shmrb.segment.member import Member
 
 Shell = Callable[..., Any]
 
@@ -254,6 +256,15 @@ def new(name: str = "a", **options: Any) -> shmrb.ReplayBuffer:
     return handle
 
 
+def consume_for_ever(buffer: str, hold: bool) -> None:
+    handle = shmrb.attach(buffer, format="numpy", batch_size=4)
+    emit("attached")
+    while True:
+        batch = handle.sample(timeout=60, hold=hold)
+        if hold:
+            handle.ack(batch)
+
+
 def write_until_told(buffer: str) -> None:
     handle = shmrb.attach(buffer, format="numpy")
     emit("attached")
@@ -272,13 +283,19 @@ def die_at(buffer: str, point: str) -> None:
     handle.extend({"uid": np.arange(8)})
 
 
-def test_a_buffer_in_full_use_keeps_its_rules(shmrb_: Shell, children: Children) -> None:
-    sampler = shmrb.PrioritizedSampler(alpha=0.6, beta=0.4)
-    with new(sampler=sampler):
+@pytest.mark.parametrize("use", ["replay", "consumption"])
+def test_a_buffer_in_full_use_keeps_its_rules(shmrb_: Shell, children: Children, use: str) -> None:
+    options: dict[str, Any] = {"sampler": shmrb.PrioritizedSampler(alpha=0.6, beta=0.4)}
+    if use == "consumption":
+        options = {"consume_after_n_samples": 2, "limiter": shmrb.Queue(64)}
+    with new(**options):
         writers = [children.start(write_until_told, buffer="a") for _ in range(2)]
+        if use == "consumption":
+            for hold in (False, True):
+                writers.append(children.start(consume_for_ever, buffer="a", hold=hold))
         for writer in writers:
             writer.expect("attached")
-        for _ in range(5):
+        for _ in range(3):
             ended = shmrb_("doctor", "a")
             assert ended.code == exits.OK, ended.out
             assert "keeps its rules" in ended.out
@@ -326,8 +343,10 @@ def lane_field(name: str, of: layout.Layout) -> tuple[int, int]:
         ("sums.0", 1, "priority tree, level 0, node 0: expected sum", True),
         ("holes", 7, "lane 0: expected 0 holes", True),
         ("floor", 3, "lane 0: expected 0 <= floor", False),
-        ("lease", 0x0003_0005, "lane 0: expected a living leaseholder", False),
-        ("dirty", 1, "control lock: expected nothing half done", False),
+        ("lease", 0x0003_0005, "lane 0: expected a living leaseholder", True),
+        ("dirty", 1, "control lock: expected nothing half done", True),
+        ("journal", 3, "control lock: expected nothing half done", False),
+        ("starts.0", 9, "starts of lane 0, level 0, count 0: expected 1, got 9", True),
     ],
 )
 def test_what_no_shmrb_wrote_is_found(
@@ -337,11 +356,13 @@ def test_what_no_shmrb_wrote_is_found(
         of = layout.parse_meta((root / "a" / "meta").read_bytes(), "meta").layout
         if region in of.regions:
             place = of.regions[region]
-            size = {"owners": 4}.get(region, 8)
+            size = {"owners": 4, "starts.0": 4}.get(region, 8)
             poke(root, "a", place.file, place.offset, value, size)
         elif region == "dirty":
             lock = core.abi()["ControlBlock"]["fields"]["control_lock"][0]
             poke(root, "a", "ctl", lock + core.abi()["LockBlock"]["fields"]["dirty"][0], value, 4)
+        elif region == "journal":
+            poke(root, "a", "ctl", core.abi()["ControlBlock"]["fields"]["journal"][0], value, 8)
         else:
             offset, size = lane_field(region, of)
             poke(root, "a", "ctl", offset, value, size)
@@ -351,6 +372,59 @@ def test_what_no_shmrb_wrote_is_found(
         repaired = shmrb_("doctor", "a", "--repair")
         assert repaired.code == (exits.OK if mends else exits.FAILED), repaired.out
         assert ("drop the buffer" in repaired.out) != mends
+
+
+def audited(root: Path) -> list[Finding]:
+    with Member.join(str(root), "a", role="observer") as observer:
+        return audit.audit(observer)
+
+
+# Slots 0 to 3 are consumed, 4 and 5 are held, 6 to 39 may be drawn.
+@pytest.mark.parametrize(
+    ("array", "place", "value", "where"),
+    [
+        ("counts", 0, 0, "slot 0: expected a record that may be drawn to be a member"),
+        ("holders", 4, 0, "slot 4: expected a record that may be drawn to be a member"),
+        ("holders", 7, 0x0003_0005, "slot 7: expected one place"),
+        ("places", 8, 3, "slot 8: expected its place among the members"),
+        ("members", 0, 1 << 40, "expected its place among the members"),
+        ("next", 9, 1, "slot 9: expected links to its neighbours"),
+        ("previous", 9, 1, "slot 9: expected links to its neighbours"),
+        ("freed", 0, 30, "slot 30: expected its place in the queue"),
+        ("costs", 4, 1 << 31, "slot 4: expected no cost that is on its way"),
+        ("block", "members", 3, "consumption, members: expected 34, got 3"),
+        ("block", "held", 7, "consumption, held: expected 2, got 7"),
+        ("block", "first", 0, "consumption, first: expected 5, got 0"),
+        ("block", "freed_tail", 999, "expected its place in the queue"),
+        ("block", "pending", 1, "consumption, pending: expected 0, got 1"),
+    ],
+)
+def test_lists_of_consumption_that_no_shmrb_wrote_are_found_and_mended(
+    root: Path, array: str, place: Any, value: int, where: str
+) -> None:
+    with new(consume_after_n_samples=1, sampler=shmrb.FifoSampler()) as handle:
+        handle.sample(4)
+        held = handle.sample(2, hold=True)
+        assert audited(root) == []
+        of = layout.parse_meta((root / "a" / "meta").read_bytes(), "meta").layout
+        if array == "block":
+            outer = core.abi()["ControlBlock"]["fields"]["consumption"][0]
+            offset, size = core.abi()["ConsumptionBlock"]["fields"][place]
+            poke(root, "a", "ctl", outer + offset, value, size)
+        else:
+            region, width = of.regions[array], layout.CONSUMPTION_WORDS[array]
+            poke(root, "a", region.file, region.offset + width * place, value, width)
+        found = audited(root)
+        assert any(where in str(finding) for finding in found), found
+        assert all(finding.mends for finding in found)
+        with Member.join(str(root), "a") as member:
+            audit.repair(member)
+        assert audited(root) == []
+        drawn = held["uid"][handle.ack(held)].tolist()
+        while len(handle):
+            drawn += handle.sample(8)["uid"].tolist()
+        assert len(set(drawn)) == len(drawn)
+        assert set(drawn) >= set(range(6, 40)) - {7 if array == "holders" else -1}
 
 
 def test_what_cannot_be_verified_has_its_exit_code(shmrb_: Shell, root: Path) -> None:

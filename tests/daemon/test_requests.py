@@ -78,6 +78,7 @@ def test_a_buffer_from_birth_to_end(client: shmrb.Client, root: Path) -> None:
         name="exp/replay",
         root=str(root),
         state="ready",
+        purpose="buffer",
         storage="SharedStorage",
         lifetime="persistent",
         capacity=64,

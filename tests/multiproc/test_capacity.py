@@ -77,7 +77,7 @@ def publish_without_room(root: str) -> None:
     declared = place.create(declared_spec(8192), "ring").entry
     schema = Schema.from_mapping({"body": ("uint8", (1024,))})
     try:
-        place.publish_declared("ring", schema)
+        place.publish_declared("ring", schema, place.require("ring").uuid or b"")
     except CapacityError as error:
         emit("refused", needed=error.needed_bytes)
     place.reclaim()

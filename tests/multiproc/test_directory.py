@@ -58,18 +58,20 @@ def create_when_told(root: str) -> None:
 
 
 def publish(root: str, field: str = "uid") -> None:
+    place = Root(root)
+    uuid = place.require("ring").uuid or b""
     emit("ready")
     receive()
     try:
-        made = Root(root).publish_declared("ring", Schema.from_mapping({field: "int64"}))
+        made = place.publish_declared("ring", Schema.from_mapping({field: "int64"}), uuid)
     except RecordError as error:
         emit("refused", message=str(error))
         return
     emit("published", is_new=made.is_new)
 
 
-def drop(root: str, force: bool = False) -> None:
-    Root(root).drop("ring", force=force)
+def drop(root: str, force: bool = False, buffer: str = "ring") -> None:
+    Root(root).drop(buffer, force=force)
     emit("dropped")
 
 
@@ -255,15 +257,16 @@ def test_a_declared_buffer_has_no_memory_until_it_is_published(root: Path) -> No
     assert sorted(os.listdir(declared.entry.path)) == [names.DECLARATION, names.LIVE_LOCK]
     with pytest.raises(NotReadyError, match="only declared"):
         Member.join(place, "ring")
-    published = place.publish_declared("ring", SCHEMA)
+    uuid = declared.entry.uuid or b""
+    published = place.publish_declared("ring", SCHEMA, uuid)
     assert published.is_new
-    assert published.entry.uuid == declared.entry.uuid
+    assert published.entry.uuid == uuid
     with Member.join(place, "ring") as member:
         assert write_uids(member, [5]) == core.Status.OK
-    assert not place.publish_declared("ring", SCHEMA).is_new
+    assert not place.publish_declared("ring", SCHEMA, uuid).is_new
     assert not place.create(declared_spec(), "ring").is_new
-    with pytest.raises(NoSuchBufferError):
-        place.publish_declared("other", SCHEMA)
+    with pytest.raises(StaleAttachmentError, match="'other' is gone"):
+        place.publish_declared("other", SCHEMA, uuid)
 
 
 @pytest.mark.parametrize("point", ["sized", "filled"])
@@ -271,13 +274,13 @@ def test_a_publisher_that_dies_leaves_the_declaration(
     children: Children, root: Path, point: str
 ) -> None:
     place = Root(root)
-    place.create(declared_spec(), "ring")
+    uuid = place.create(declared_spec(), "ring").entry.uuid or b""
     child = children.start(publish, root=str(root), environment={"SHMRB_STOP_AT": f"{point}:kill"})
     child.expect("ready")
     child.send()
     assert child.wait() == KILLED
     assert place.find("ring").state is State.DECLARED
-    assert place.publish_declared("ring", SCHEMA).is_new
+    assert place.publish_declared("ring", SCHEMA, uuid).is_new
     place.reclaim()
     assert remains(root) == ["ring"]
 
@@ -288,7 +291,7 @@ def test_files_renamed_by_a_dead_publisher_are_replaced(root: Path) -> None:
     for name in (names.CONTROL, names.SLOTS):
         (Path(entry.path) / name).write_bytes(b"half-way")
     assert place.find("ring").state is State.DECLARED
-    place.publish_declared("ring", SCHEMA)
+    place.publish_declared("ring", SCHEMA, entry.uuid or b"")
     with Member.join(place, "ring") as member:
         assert write_uids(member, [5]) == core.Status.OK
 
@@ -310,19 +313,23 @@ def test_of_two_publishers_one_wins_and_the_other_is_checked(
     assert remains(root) == ["ring"]
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_publishing_into_another_buffer_is_refused(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     place = Root(root)
-    place.create(declared_spec(), "ring")
+    uuid = place.create(declared_spec(), "ring").entry.uuid or b""
 
     def replace_meanwhile(point: str) -> None:
         monkeypatch.undo()
         Root(root).create(declared_spec(), "ring", exist="replace")
 
-    monkeypatch.setattr(core, "stopping_point", replace_meanwhile)
+    if when == "before":
+        replace_meanwhile("")
+    else:
+        monkeypatch.setattr(core, "stopping_point", replace_meanwhile)
     with pytest.raises(StaleAttachmentError, match="Another buffer"):
-        place.publish_declared("ring", SCHEMA)
+        place.publish_declared("ring", SCHEMA, uuid)
     assert place.find("ring").state is State.DECLARED
     assert remains(root) == ["ring"]
 
@@ -444,6 +451,28 @@ def test_a_drop_that_dies_is_finished_by_the_next_caller(children: Children, roo
     assert remains(root) == ["ring"]
     assert semaphore_files(entry.uuid or b"") == []
     assert _stamp(root) >= 1
+
+
+def test_leftovers_of_some_names_are_theirs_and_what_bears_no_name(
+    children: Children, root: Path
+) -> None:
+    place = Root(root)
+    buffers = ("exp/ring", "other/ring")
+    for name in buffers:
+        place.create(uid_spec(), name)
+    # Creations clear up what they find, so the one that dies comes first.
+    deaths = [(create, "sized", "ring"), *((drop, "dropping", name) for name in buffers)]
+    for deed, point, name in deaths:
+        environment = {"SHMRB_STOP_AT": f"{point}:kill"}
+        child = children.start(deed, root=str(root), buffer=name, environment=environment)
+        assert child.wait() == KILLED
+    (building,) = (name for name in os.listdir(root) if names.unfinished_build(name))
+    found = place.leftovers("exp")
+    assert [os.path.basename(leftover.path) for leftover in found] == [building, "exp+ring"]
+    assert place.reclaim("exp") == found
+    assert remains(root) == ["other+ring"]
+    assert len(place.reclaim()) == 1
+    assert remains(root) == []
 
 
 def test_no_handle_outlives_its_buffer(root: Path) -> None:

@@ -221,6 +221,18 @@ class TestFirstWrite:
             second.extend({"x": np.arange(2)})
         assert second.extend({"y": np.zeros(2), "x": np.arange(2)}).tolist() == [2, 3]
 
+    def test_creator_whose_first_join_fails_is_still_there(self, new: New, root: Path) -> None:
+        """A private buffer ends with it, and not because its client slots were taken."""
+        rb = new(max_clients=1)
+        other = pickle.loads(pickle.dumps(rb))
+        other.extend({"x": np.arange(2)})
+        with pytest.raises(shmrb.AttachError, match="all 1 client slots are taken"):
+            rb.sample(1)
+        other.close()
+        assert rb["x"].tolist() == [0, 1]
+        rb.close()
+        assert remains(root) == []
+
     def test_handle_of_a_replaced_declaration_touches_nothing(self, new: New, root: Path) -> None:
         """What bears the name now is another buffer, though it is declared alike."""
         old = new("swapped")
@@ -341,7 +353,7 @@ class TestEnd:
 
 class TestPickling:
     def test_handle_is_a_name(self, new: New) -> None:
-        """Less than 4 KiB, whatever the size of the buffer (case 130)."""
+        """Less than 4 KiB, whatever the size of the buffer."""
         rb = new("much", capacity=4096, schema=stamped.schema(65_536 // 16), batch_size=4)
         rb.extend(stamped.records(1, 0, 512))
         frozen = pickle.dumps(rb)

@@ -21,6 +21,7 @@ from shmrb.errors import (
     SpecError,
     StaleAttachmentError,
 )
+from shmrb.segment import survey
 from shmrb.segment.directory import Root
 
 LIKE = {
@@ -46,6 +47,16 @@ def same(one: Any, other: Any) -> bool:
 
 def parameters(name: str = "policy", **options: Any) -> shmrb.Parameters:
     return shmrb.Parameters(name, format="numpy", **options)
+
+
+class TestSeenFromOutside:
+    def test_trees_that_are_whole_are_counted_and_named_for_what_they_are(self, root: Any) -> None:
+        with parameters(like=LIKE) as theta:
+            for number in range(5):
+                [summary] = survey.survey(Root(root))
+                assert (summary.purpose, summary.size) == ("parameters", min(number, 3))
+                theta.publish(tree(number))
+            assert survey.stats(Root(root), "policy").size == 3
 
 
 class TestVersions:
