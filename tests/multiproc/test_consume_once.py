@@ -1,4 +1,4 @@
-"""Consumption between processes: each record once, none lost that was held (case 107)."""
+"""Consumption between processes: each record once, none lost that was held."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def resident(pid: int) -> int:
 @pytest.mark.watchdog(900)
 @pytest.mark.parametrize("times", [4_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_the_books_of_consumption_do_not_grow(children: Children, times: int) -> None:
-    """Case 117: what is consumed and acknowledged leaves nothing behind in the client."""
+    """What is consumed and acknowledged leaves nothing behind in the client."""
     with created(storage=shmrb.SharedStorage(64)) as rb:
         child = children.start(draw_on_and_on, method="fork", acknowledges=True, times=times)
         child.expect("warm")

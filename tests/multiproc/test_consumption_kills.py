@@ -167,9 +167,10 @@ def test_a_stopped_consumer_keeps_what_it_took(children: Children, root: Path) -
 @pytest.mark.watchdog(600)
 @pytest.mark.parametrize("deaths", [15, pytest.param(1000, marks=pytest.mark.long)])
 def test_reserved_slots_do_not_leak(children: Children, root: Path, deaths: int) -> None:
-    """Case 118, with consumption: writers die as their slots are marked."""
+    """Writers die as their slots are marked."""
     ledger = Ledger(root / "ring", LIMITED, capacity=64)
     for death in range(deaths):
         kill_at(children, ledger, "write", ("reserved", "head_moved")[death % 2])
+        children.close()
         assert ledger.survivor.size() == 0
     ledger.verify()

@@ -129,7 +129,7 @@ rb.close()
 
 
 def test_cuda_is_left_alone_until_the_user_brings_it(root: Path) -> None:
-    """Case 134: nor does a child that was forked after the parent used it need it."""
+    """Nor does a child that was forked after the parent used it need it."""
     done = run(CUDA, "-W", "ignore::DeprecationWarning")
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout)

@@ -65,7 +65,7 @@ def lose_its_files(buffer: str) -> None:
 
 
 def test_many_writers_and_a_slow_reader(children: Children) -> None:
-    """Case 116: no queue grows in any client; what is too much is overwritten."""
+    """No queue grows in any client; what is too much is overwritten."""
     rb = shmrb.ReplayBuffer(
         "flat", storage=shmrb.SharedStorage(256), schema=stamped.schema(BODY), format="numpy"
     )
@@ -92,10 +92,11 @@ def wait_for_writes(rb: shmrb.ReplayBuffer, count: int) -> bool:
 @pytest.mark.parametrize("calls", [2_000, pytest.param(1_000_000, marks=LONG)])
 @pytest.mark.parametrize("format", ["numpy", "torch"])
 def test_many_calls(calls: int, format: str) -> None:
-    """Case 117: nothing is remembered for a call that is over."""
+    """Nothing is remembered for a call that is over."""
     rb = shmrb.ReplayBuffer(
         storage=shmrb.SharedStorage(64),
         schema={"x": "int64", "n": {"w": ("float32", 8)}},
+        sampler=shmrb.PrioritizedSampler(alpha=0.6, beta=0.4),
         format=format,
         batch_size=1,
     )
@@ -106,6 +107,8 @@ def test_many_calls(calls: int, format: str) -> None:
             rb.add(record)
             batch = rb.sample()
             rb.sample(out=batch)
+            rb.update_priority(batch, 2.0)
+            rb.update_if_present(batch, patch={"x": [7]}, version=1)
             rb.set_at_("x", [5], [0])
             rb.generations_of(batch["index"])
             len(rb)
@@ -121,7 +124,7 @@ def test_many_calls(calls: int, format: str) -> None:
 
 @pytest.mark.parametrize("times", [200, pytest.param(10_000, marks=LONG)])
 def test_many_clients_come_and_go(children: Children, times: int) -> None:
-    """Case 117: neither the client entries nor the process that attaches keep anything."""
+    """Neither the client entries nor the process that attaches keep anything."""
     rb = shmrb.ReplayBuffer(
         "visited", storage=shmrb.SharedStorage(64), schema={"x": "int64"}, format="numpy"
     )

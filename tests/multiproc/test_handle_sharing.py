@@ -183,7 +183,7 @@ def wait_and_attach(buffer: str, timeout: float) -> None:
 def test_four_writers_and_two_readers_meet_in_a_small_ring(
     children: Children, seconds: float
 ) -> None:
-    """Case 49: 64 records of 64 KiB; nothing torn, nothing unwritten, no generation backwards."""
+    """64 records of 64 KiB; nothing torn, nothing unwritten, no generation backwards."""
     rb = shmrb.ReplayBuffer(
         "hot", storage=shmrb.SharedStorage(64), schema=stamped.schema(BODY), format="numpy"
     )
@@ -208,7 +208,7 @@ def test_four_writers_and_two_readers_meet_in_a_small_ring(
 
 
 def test_a_stamp_and_its_record_are_of_the_same_instant(children: Children) -> None:
-    """Case 42: with one writer, uid == generation * capacity + slot in every row."""
+    """With one writer, uid == generation * capacity + slot in every row."""
     capacity = 16
     rb = shmrb.ReplayBuffer(
         "alone",
@@ -231,7 +231,7 @@ def test_a_stamp_and_its_record_are_of_the_same_instant(children: Children) -> N
 
 
 def test_unrelated_processes_fill_one_buffer(children: Children) -> None:
-    """Case 16 without priorities: 4 writers of 2,500 records, and everybody sees 10,000."""
+    """Four writers of 2,500 records, and everybody sees 10,000."""
     rb = shmrb.ReplayBuffer(
         "shared/by/four",
         storage=shmrb.SharedStorage(16_384),
@@ -282,7 +282,7 @@ def test_racing_first_writes(children: Children, kinds: list[list[str]]) -> None
 
 
 def test_another_process_sees_nothing_right_after_empty(children: Children) -> None:
-    """Case 35: zero, and then an error, not garbage."""
+    """Zero, and then an error, not garbage."""
     rb = shmrb.ReplayBuffer(
         "emptied", storage=shmrb.SharedStorage(16), schema=stamped.schema(64), format="numpy"
     )
@@ -303,7 +303,7 @@ def test_another_process_sees_nothing_right_after_empty(children: Children) -> N
 
 
 def test_nobody_sees_a_record_that_is_half_written(children: Children) -> None:
-    """Case 50: with a writer stopped in the middle of its payload, every call answers or says why.
+    """With a writer stopped in the middle of its payload, every call answers or says why.
 
     What it writes is not there yet; what it does not touch stays usable.
     """

@@ -108,7 +108,7 @@ def test_through_a_queue(children: Children, rb: shmrb.ReplayBuffer, method: str
 def test_to_an_unrelated_interpreter(
     children: Children, rb: shmrb.ReplayBuffer, tmp_path: Path
 ) -> None:
-    """Less than 4 KiB, and torch stays out (case 130)."""
+    """Less than 4 KiB, and torch stays out."""
     frozen = pickle.dumps(rb)
     assert len(frozen) < 4096
     file = tmp_path / "handle"

@@ -148,6 +148,8 @@ def kinds(batch: Any, window: int, seen: Counter[str]) -> None:
     seen["from the first step"] += int((step[:, 0] == 0).sum())
     seen["from the middle"] += int((step[:, 0] > 0).sum())
     seen["of one record"] += int((real.sum(axis=1) == 1).sum())
+    slots = np.asarray(batch["index"]).reshape(-1, window)
+    seen["over the last slot into the first"] += int((np.diff(slots) < 0).any(axis=1).sum())
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
@@ -196,6 +198,7 @@ def test_collectors_that_are_killed_and_come_again(children: Children, seconds: 
         "from the first step",
         "from the middle",
         "of one record",
+        "over the last slot into the first",
         "slices to an end",
     ):
         assert seen[kind] > 0, (kind, seen)

@@ -263,6 +263,17 @@ UPDATES: list[tuple[str, list[Step]]] = [
     ("a nested field", [_update(index=[5], generation=[0], patch={"n": {"w": [[1.0, 2.0]]}})]),
     ("a handle used again", [_update(index=[5], generation=[0], patch={"x": [u]}) for u in (1, 2)]),
     (
+        # Two batches that were drawn before, and came back after their records went one by one.
+        "two batches in flight",
+        [
+            extend(12, 13),
+            _update(index=[0, 2, 4, 6], generation=[1, 1, 0, 0], patch={"x": [100, 102, 104, 106]}),
+            upto(14, 18),
+            _update(index=[1, 3, 4, 7], generation=[1, 1, 0, 0], patch={"x": [201, 203, 204, 207]}),
+            _update(index=[0, 2, 4, 6], generation=[1, 1, 0, 0], patch={"x": [300, 302, 304, 306]}),
+        ],
+    ),
+    (
         "newer, equal, older",
         [
             _update(

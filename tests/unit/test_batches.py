@@ -36,7 +36,7 @@ def whole(one: BatchFormat, count: int) -> tuple[Any, Batch]:
 @pytest.mark.parametrize("name", FORMATS)
 class TestBothFormats:
     def test_every_dtype_and_shape(self, name: str) -> None:
-        """Zero-element and unusual fields (case 36): every key, shape and dtype is there."""
+        """Zero-element and unusual fields: every key, shape and dtype is there."""
         shapes = {"scalar": (), "none": (0,), "flat": (0, 3), "thin": (2, 0), "row": (3,)}
         fields = {d: {s: (d, shape) for s, shape in shapes.items()} for d in DTYPES}
         data, batch = whole(form(name, fields), 5)

@@ -457,19 +457,20 @@ def test_an_immutable_buffer_refuses_what_torchrl_refuses(new: New) -> None:
 
 
 def test_freed_slots_are_used_once_and_get_new_generations(new: New) -> None:
-    """Case 108: no record is overwritten while a slot is free, and old handles are stale."""
+    """No record is overwritten while a slot is free, and old handles are stale."""
     rb = new(schema=NUMBERS, capacity=8, consume_after_n_samples=1)
     rng = np.random.default_rng(8)
     there: set[int] = set()
-    old: list[tuple[int, int]] = []
-    uid = 0
+    old: dict[tuple[int, int], int] = {}
+    uid = drawn_in_all = 0
     for _ in range(1000):
         if rng.random() < 0.5 and there:
             batch = rb.sample(int(rng.integers(1, 9)))
             assert set(drawn(batch)) <= there
             there -= set(drawn(batch))
-            stamps = (batch["index"].tolist(), batch["index_generation"].tolist())
-            old += zip(*stamps, strict=True)
+            handles = zip(batch["index"].tolist(), batch["index_generation"].tolist(), strict=True)
+            old |= zip(handles, drawn(batch), strict=True)
+            drawn_in_all += len(drawn(batch))
         else:
             count = int(rng.integers(1, 5))
             free = 8 - len(there)
@@ -480,10 +481,14 @@ def test_freed_slots_are_used_once_and_get_new_generations(new: New) -> None:
             assert len(gone) == max(0, count - free)
             there -= gone
         assert len(rb) == len(there)
-    assert len(set(old)) == len(old)
+    assert len(old) == drawn_in_all, "every record has a handle of its own"
+    # Nothing took the place of these yet; all other handles are stale.
+    index, stamps = (np.array(part) for part in zip(*old, strict=True))
+    consumed = rb.generations_of(index) == stamps
+    assert rb["x"][index[consumed]].tolist() == np.array(list(old.values()))[consumed].tolist()
     result = rb.update_if_present(
-        index=np.array([slot for slot, _ in old[:-8]]),
-        generation=np.array([stamp for _, stamp in old[:-8]]),
-        patch=numbers(*range(len(old) - 8)),
+        index=index, generation=stamps, patch={"x": np.full(len(old), -1)}
     )
-    assert result.updated_count <= 8
+    assert (result.updated == consumed).all()
+    assert result.updated_count <= 8 < result.stale_count
+    assert set(drawn(rb.sample(8))) == there if there else len(rb) == 0

@@ -24,6 +24,7 @@ from helpers.rings import (
     STOP_AT_CUT,
     UNIFORM,
     Ring,
+    Step,
     Unit,
     windows,
 )
@@ -242,8 +243,23 @@ class RandomRing:
             word = self.writers["a"].words
             word[step.slot] = ((int(word[step.slot]) >> 20) + 1) << 20 | VOID
             step.is_whole = False
+        elif what < 0.17 and self.model.lanes[lane].steps:
+            self.die(self.model.lanes[lane].steps)
         else:
             self.write(name, lane)
+
+    def die(self, steps: list[Step]) -> None:
+        """A client was killed while it wrote the newest record, or while it changed some record."""
+        in_place = self.rng.random() < 0.5
+        step = self.rng.choice(steps) if in_place else steps[-1]
+        if step.is_whole:
+            victim = RawSegment.attached(self.folder, "victim")
+            take(self.writers["a"], step.slot, victim.token, in_place=in_place)
+            victim.close()
+            step.is_whole = False
+            if not in_place:
+                # It could still be coming, for all that a reader knows, until somebody recovers it.
+                ok(self.writers["a"].segment.recover())
 
     def write(self, name: str, lane: int) -> None:
         rng = self.rng

@@ -36,7 +36,7 @@ def set_generation(rb: shmrb.ReplayBuffer, slot: int, public: int) -> None:
 @pytest.mark.parametrize("border", [1 << 31, 1 << 32])
 @pytest.mark.parametrize("limited", [False, True])
 def test_totals_and_stamps_pass_the_border(new: New, border: int, limited: bool) -> None:
-    """Case 48: head, totals and one slot's generation stand two before the border."""
+    """Head, totals and one slot's generation stand two before the border."""
     limiter = shmrb.MinSize(1) if limited else None
     rb = new(capacity=CAPACITY, schema={"uid": "int64"}, limiter=limiter)
     rb.extend({"uid": np.arange(CAPACITY)})

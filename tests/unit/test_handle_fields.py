@@ -43,7 +43,7 @@ def tensor(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("format", ["torch", "numpy"])
 def test_every_dtype_and_shape_comes_back(new: New, dtype: str, format: str) -> None:
-    """Zero-element and unusual fields keep key, shape, dtype and values (case 36)."""
+    """Zero-element and unusual fields keep key, shape, dtype and values."""
     make: Any = tensor if format == "torch" else array
     given = {name: make(dtype, shape) for name, shape in SHAPES.items()}
     for schema in (None, {name: (dtype, shape) for name, shape in SHAPES.items()}):
@@ -101,7 +101,7 @@ ODD_KEYS: list[Any] = [
 class TestNames:
     @pytest.mark.parametrize("format", ["torch", "numpy"])
     def test_odd_names_stay_distinct(self, new: New, root: Path, format: str) -> None:
-        """Nothing is a path, nothing collides, nothing lands outside the buffer (case 37)."""
+        """Nothing is a path, nothing collides, nothing lands outside the buffer."""
         before = sorted(os.listdir(root.parent))
         rb = new("odd", schema=dict.fromkeys(ODD_KEYS, "int64"), format=format)
         rb.extend({key: np.arange(5) + 100 * place for place, key in enumerate(ODD_KEYS)})
@@ -137,6 +137,33 @@ class TestNames:
         nested = new(schema={"n": {key: "int64"}})
         nested.extend({"n": {key: np.arange(3)}})
         assert nested["n", key].tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize("format", ["torch", "numpy"])
+    def test_names_like_ours_stay_the_users(self, new: New, format: str) -> None:
+        """Updates with the batch reach the records that were drawn, whatever the fields hold."""
+        names = ("priority", "weight", "_meta", "validity")
+        rb = new(
+            schema={**dict.fromkeys(names, "float32"), "n": {"index": "int64"}},
+            sampler=shmrb.PrioritizedSampler(alpha=1.0, beta=1.0, eps=0.0),
+            format=format,
+            seed=1,
+        )
+        lies = np.arange(4.0, dtype=np.float32)[::-1].copy()
+        rb.extend({**dict.fromkeys(names, lies), "n": {"index": np.full(4, 99)}})
+        assert rb.sampler.priorities_of(range(4)).tolist() == [1] * 4, "no priority was given"
+        batch = rb.sample(1)
+        slot = int(batch["index"][0])
+        for name in names:
+            assert float(batch[name][0]) == 3 - slot
+        assert int(batch["n"]["index"][0]) == 99
+        assert rb.update_priority(batch, 5.0).updated.all()
+        patch = {"priority": np.array([77], np.float32), ("n", "index"): np.array([5])}
+        assert rb.update_if_present(batch, patch=patch).updated.all()
+        assert rb.sampler.priorities_of(range(4)).tolist() == [
+            5 if i == slot else 1 for i in range(4)
+        ]
+        assert rb["priority"].tolist() == [77 if i == slot else 3 - i for i in range(4)]
+        assert rb["n", "index"].tolist() == [5 if i == slot else 99 for i in range(4)]
 
     def test_names_of_methods_are_ordinary_names(self, new: New) -> None:
         """TensorDicts hold them too."""

@@ -21,7 +21,7 @@ def rows(count: int) -> dict[str, np.ndarray]:
 
 
 def test_writer_is_held_up_at_the_documented_count(new: New) -> None:
-    """Case 112: samples-per-insert 1, min size 10, slack 5; the error gives the numbers."""
+    """Samples-per-insert 1, min size 10, slack 5; the error gives the numbers."""
     limiter = shmrb.RateLimiter(min_size=10, samples_per_insert=1.0, error_buffer=5.0)
     rb = new(capacity=64, schema=SCHEMA, limiter=limiter)
     rb.extend(rows(9))
@@ -85,7 +85,7 @@ def test_stats_list_who_is_blocked_by_what(new: New) -> None:
 def test_limits_that_must_deadlock_are_refused(
     new: New, limiter: shmrb.RateLimiter | shmrb.MinSize | shmrb.Queue, cure: str
 ) -> None:
-    """Case 113: with the smallest that works in the message."""
+    """With the smallest that works in the message."""
     with pytest.raises(shmrb.SpecError, match=cure):
         new(capacity=512, schema=SCHEMA, limiter=limiter, batch_size=64)
 
@@ -117,7 +117,7 @@ def test_default_error_buffer_never_blocks_both_sides(
 
 
 def test_batch_beyond_the_limits_is_refused_at_the_first_call(new: New) -> None:
-    """Case 113 for what only the call knows: it says what would work."""
+    """What only the call knows: it says what would work."""
     limiter = shmrb.RateLimiter(min_size=2, samples_per_insert=2.0, error_buffer=8.0)
     rb = new(capacity=64, schema=SCHEMA, limiter=limiter)
     rb.extend(rows(6))
@@ -138,7 +138,7 @@ def test_batch_beyond_the_limits_is_refused_at_the_first_call(new: New) -> None:
 
 
 def test_preloading_owes_nothing(new: New) -> None:
-    """Case 115: no stall while the limits are lifted, no burst afterwards."""
+    """No stall while the limits are lifted, no burst afterwards."""
     limiter = shmrb.RateLimiter(min_size=100, samples_per_insert=1.0, error_buffer=50.0)
     rb = new(capacity=16_384, schema=SCHEMA, limiter=limiter)
     with rb.limiter.lifted():
@@ -215,7 +215,7 @@ def test_observer_looks_at_limits_and_draws_nothing_from_them(new: New) -> None:
 def test_long_wait_tells_the_log_who_is_missing(
     new: New, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 114: a learner whose writers are all dead says so while it waits."""
+    """A learner whose writers are all dead says so while it waits."""
     monkeypatch.setattr("shmrb.waiting.REPORT_EVERY_S", 0.05)
     rb = new(capacity=1000, schema=SCHEMA, limiter=shmrb.MinSize(500))
     rb.extend(rows(3))

@@ -58,7 +58,7 @@ class TestSample:
         assert all(info[key] is batch[key] for key in info)
 
     def test_batch_is_private_memory(self, rb: shmrb.ReplayBuffer) -> None:
-        """No live view is offered, so nothing set in a batch can be taken for shared (case 135)."""
+        """No live view is offered, so nothing set in a batch can be taken for shared."""
         batch = rb.sample(8)
         batch["x"][:] = -1
         batch["new"] = batch["x"]
@@ -232,7 +232,7 @@ class TestIndexing:
         [10, 15, 16, -1, 1 << 40, [0, 10], np.array([-1]), torch.tensor([3, 16]), [[0, 1]]],
     )
     def test_slots_without_a_record(self, rb: shmrb.ReplayBuffer, index: Any) -> None:
-        """Handles of any shape are converted or refused; -1 never means "last" (case 47)."""
+        """Handles of any shape are converted or refused; -1 never means "last"."""
         with pytest.raises(IndexError, match=r"slot|dimension"):
             rb[index]
 

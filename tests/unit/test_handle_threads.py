@@ -49,7 +49,7 @@ def _switch_often() -> Iterator[None]:
 
 
 def test_writers_and_readers_share_one_handle(new: New) -> None:
-    """Case 61: no torn rows, and the counters add up."""
+    """No torn rows, and the counters add up."""
     rb = new(capacity=64, schema=stamped.schema(BODY), batch_size=32)
     rb.extend(stamped.records(9, 0, 8, BODY))
     stop = time.monotonic() + SECONDS

@@ -228,7 +228,7 @@ def _replay(case: dict[str, Any], replay: Replay) -> Iterator[str]:
 
 @pytest.mark.parametrize("case", _cases("ring"), ids=lambda case: case["name"])
 def test_ring_setters_and_indexing(case: dict[str, Any]) -> None:
-    """Generations, slots, counts, setters and reads of TorchRL; cases 19, 20 and 44 among them."""
+    """Generations, slots, counts, setters and reads of TorchRL."""
     replay = Replay(case["capacity"], schema=SCHEMA)
     assert list(_replay(case, replay)) == []
     replay.rb.close()

@@ -53,7 +53,7 @@ def wrong_batches() -> dict[str, Any]:
 
 
 class TestRefusedWrites:
-    """Nothing changes: every byte, head, stamp and count is as it was (case 38)."""
+    """Nothing changes: every byte, head, stamp and count is as it was."""
 
     @pytest.mark.parametrize("kind", wrong_batches())
     def test_extend(self, rb: shmrb.ReplayBuffer, root: Path, kind: str) -> None:
@@ -183,7 +183,7 @@ class TestRefusedWrites:
 
 class TestRing:
     def test_extend_larger_than_the_ring(self, new: New) -> None:
-        """Case 19: the last ones stay; handles of those that were overwritten are stale."""
+        """The last ones stay; handles of those that were overwritten are stale."""
         rb = new(capacity=4, schema={"uid": "int64"})
         with pytest.warns(UserWarning, match="the first 6 of them are overwritten"):
             index = rb.extend({"uid": np.arange(10)})
@@ -191,11 +191,11 @@ class TestRing:
         assert rb["uid"].tolist() == [8, 9, 6, 7]
         assert (len(rb), rb.write_count) == (4, 10)
         given = {(slot, uid // 4) for uid, slot in enumerate(index.tolist())}
-        assert len(given) == 10, "no two records ever had the same slot and generation (case 43)"
+        assert len(given) == 10, "no two records ever had the same slot and generation"
         assert rb.generations_of(range(4)).tolist() == [2, 2, 1, 1]
 
     def test_larger_than_the_ring_warns_once_and_counts(self, new: New) -> None:
-        """Case 21: a capacity in rows that was meant in batches is loud, and a metric shows it."""
+        """A capacity in rows that was meant in batches is loud, and a metric shows it."""
         rb = new("rows", capacity=1, schema={"uid": "int64"})
         with pytest.warns(UserWarning, match="more records in one call than a lane of 1 holds"):
             rb.extend({"uid": np.arange(16)})
@@ -212,7 +212,7 @@ class TestRing:
         once.close()
 
     def test_add_is_extend_of_one(self, new: New) -> None:
-        """Case 20: fields, shapes, slots, generations and draws are the same."""
+        """Fields, shapes, slots, generations and draws are the same."""
         one, many = (new(capacity=8, schema=stamped.schema(BODY), seed=5) for _ in range(2))
         slots = [one.add(stamped.record(1, seq, BODY)) for seq in range(11)]
         index = [many.extend(stamped.records(1, 0, 7, BODY)).tolist()]
@@ -227,7 +227,7 @@ class TestRing:
         assert one.generations_of(range(8)).tolist() == many.generations_of(range(8)).tolist()
 
     def test_only_written_records_are_drawn(self, new: New) -> None:
-        """Case 22: not one step too early, and the last slot as soon as it is written."""
+        """Not one step too early, and the last slot as soon as it is written."""
         rb = new(capacity=8, schema={"uid": "int64"}, seed=0)
         rb.extend({"uid": np.arange(7)})
         assert set(rb.sample(10_000)["uid"].tolist()) == set(range(7))
@@ -237,7 +237,7 @@ class TestRing:
         assert abs(counts - 1250).max() < 5 * np.sqrt(10_000 * 7 / 64)
 
     def test_fill_sample_empty_again_and_again(self, new: New) -> None:
-        """Case 35: shapes stay; right after `empty` there is nothing, not garbage."""
+        """Shapes stay; right after `empty` there is nothing, not garbage."""
         rb = new(capacity=16, schema=stamped.schema(BODY), batch_size=12)
         stamps = np.full(12, -1)
         for _ in range(100):
@@ -255,7 +255,7 @@ class TestRing:
                 rb[0]
 
     def test_old_handles_are_stale_after_empty(self, new: New) -> None:
-        """Case 44: generations keep growing, so no record is taken for an earlier one."""
+        """Generations keep growing, so no record is taken for an earlier one."""
         rb = new(capacity=4, schema={"uid": "int64"})
         seen = set()
         for _ in range(5):

@@ -208,6 +208,32 @@ class TestPatches:
         assert len(ring) == 5
         assert segment.mapping("data").view("u1", 0, 8 * 8).tobytes() == before
 
+    def test_of_rows_that_their_own_call_overwrote_are_stale(self, new: New) -> None:
+        rb = new(capacity=4, schema={"x": "int64"})
+        with pytest.warns(UserWarning, match="more records in one call"):
+            index = rb.extend(numbered(0, 10))
+        # The n-th write of a slot is its generation n.
+        handles = {"index": index, "generation": np.arange(10) // 4}
+        result = rb.update_if_present(**handles, patch={"x": np.arange(100, 110)})
+        assert result.updated.tolist() == [False] * 6 + [True] * 4
+        assert rb["x"].tolist() == [108, 109, 106, 107]
+
+    def test_of_records_from_before_an_empty_are_stale(self, new: New) -> None:
+        rb = prioritized(new, 4)
+        index = np.concatenate([rb.extend(numbered(0, 2)), rb.extend(numbered(2, 4))])
+        handles = {"index": index, "generation": rb.generations_of(index)}
+        rb.empty()
+        for first in (None, 10):
+            if first is not None:
+                rb.extend(numbered(first, first + 2))
+                rb.extend(numbered(first + 2, first + 4))
+            patched = rb.update_if_present(**handles, patch={"x": np.full(4, -1)})
+            assert patched.stale.all()
+            assert rb.update_priority(handles["index"], 9.0, handles["generation"]).stale.all()
+        assert rb["x"].tolist() == [10, 11, 12, 13]
+        assert rb.sampler.priorities_of(range(4)).tolist() == [1, 1, 1, 1]
+        assert (rb.generations_of(index) > handles["generation"]).all()
+
     def test_of_nested_fields_in_every_spelling(self, ring: Any) -> None:
         new = np.ones((2, 2), np.float32)
         for value, patch in enumerate(

@@ -52,7 +52,6 @@ def threads() -> list[threading.Thread]:
 @pytest.mark.parametrize("ahead", [0, 1, 4])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_pass_loses_no_batch(new: New, ahead: int, drop_last: bool) -> None:
-    """Case 109."""
     sampler = shmrb.SamplerWithoutReplacement(drop_last=drop_last)
     rb = new(schema=NUMBERS, capacity=16, batch_size=3, sampler=sampler, prefetch=ahead)
     rb.extend(numbers(*range(10)))
@@ -79,7 +78,6 @@ def test_next_ends_a_pass_as_without(new: New) -> None:
 
 
 def test_one_batch_ahead_is_one(new: New) -> None:
-    """Case 110."""
     rb = new(schema=NUMBERS, batch_size=3, prefetch=1)
     rb.extend(numbers(*range(8)))
     assert waiting(rb) == 0
@@ -324,10 +322,13 @@ def test_a_forgotten_handle_leaves_no_thread(new: New) -> None:
 
 
 def test_a_pickled_handle_draws_nothing_ahead(new: New) -> None:
-    rb = new(schema=NUMBERS, batch_size=3, prefetch=2)
-    rb.extend(numbers(1, 2, 3))
+    rb = new(schema=NUMBERS | {"body": ("uint8", 65_536)}, batch_size=3, prefetch=2)
+    rb.extend(numbers(1, 2, 3) | {"body": np.zeros((3, 65_536), np.uint8)})
     rb.sample()
-    with pickle.loads(pickle.dumps(rb)) as other:
+    filled(rb, 2)
+    frozen = pickle.dumps(rb)
+    assert len(frozen) < 4096
+    with pickle.loads(frozen) as other:
         other.sample()
         assert waiting(other) == 0
     assert len(threads()) == 1

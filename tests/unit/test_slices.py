@@ -34,7 +34,7 @@ def starts(buffer: Any, slices: int, length: int) -> Counter[int]:
     return Counter(index[:, 0].tolist())
 
 
-def ring_of_case_23(new: New, **options: Any) -> Any:
+def wrapped_ring(new: New, **options: Any) -> Any:
     """slot0=B3, 1=B4, 2=A2, 3=A3, 4=A4, 5=B0, 6=B1, 7=B2, cursor 2."""
     buffer = new(capacity=8, schema=FIELDS, seed=5, **options)
     buffer.extend(steps(range(5), [4]))
@@ -54,7 +54,7 @@ class TestStarts:
     def test_newest_and_oldest_are_never_joined(
         self, new: New, sampler: Any, chances: dict[int, int]
     ) -> None:
-        found = starts(ring_of_case_23(new, sampler=sampler), 4000, 3)
+        found = starts(wrapped_ring(new, sampler=sampler), 4000, 3)
         whole = sum(chances.values())
         assert set(found) == set(chances)
         assert all(allows(found[slot], 4000, chances[slot] / whole) for slot in chances)
@@ -102,7 +102,7 @@ class TestStarts:
 
     def test_prioritized_slices_start_by_mass(self, new: New) -> None:
         sampler = shmrb.PrioritizedSliceSampler(alpha=1.0, beta=1.0, eps=0.0, slice_len=3)
-        buffer = ring_of_case_23(new, sampler=sampler)
+        buffer = wrapped_ring(new, sampler=sampler)
         buffer.update_priority(np.arange(8), [9, 9, 1, 9, 9, 2, 3, 4])
         batch = buffer.sample(4000 * 3)
         found = Counter(batch["index"][::3].tolist())
@@ -217,12 +217,12 @@ class TestMarks:
         assert buffer["is_init"].tolist() == [True, False, False, False, False]
 
     def test_missing_flags_are_added_beside_truncated(self, new: New) -> None:
-        buffer = ring_of_case_23(new, sampler=shmrb.SliceSampler(slice_len=3))
+        buffer = wrapped_ring(new, sampler=shmrb.SliceSampler(slice_len=3))
         batch = buffer.sample(30)
         assert set(batch["next"]) == {"done", "truncated", "terminated"}
         assert batch["next"]["truncated"].shape == (30, 1)
         assert not batch["next"]["terminated"].any()
-        plain = ring_of_case_23(new, sampler=shmrb.SliceSampler(slice_len=3, truncated_key=None))
+        plain = wrapped_ring(new, sampler=shmrb.SliceSampler(slice_len=3, truncated_key=None))
         assert set(plain.sample(30)["next"]) == {"done"}
 
     def test_a_slice_may_be_padded(self, new: New) -> None:
@@ -251,7 +251,7 @@ class TestMarks:
         assert ("collector", "mask") not in batch.keys(True)
 
     def test_memory_of_an_earlier_batch_is_used_again(self, new: New) -> None:
-        buffer = ring_of_case_23(new, sampler=shmrb.SliceSampler(slice_len=3))
+        buffer = wrapped_ring(new, sampler=shmrb.SliceSampler(slice_len=3))
         batch = buffer.sample(30)
         place = batch["t"].ctypes.data
         again = buffer.sample(30, out=batch)
@@ -333,7 +333,7 @@ class TestRefusals:
         )
         with pytest.raises(shmrb.SpecError, match=words):
             new(schema=FIELDS, sampler=shmrb.SliceSampler(slice_len=3), batch_size=8)
-        buffer = ring_of_case_23(new, sampler=shmrb.SliceSampler(slice_len=3))
+        buffer = wrapped_ring(new, sampler=shmrb.SliceSampler(slice_len=3))
         with pytest.raises(shmrb.SpecError, match=words):
             buffer.sample(8)
         with pytest.raises(shmrb.SpecError, match="sample_unit=Transition"):
