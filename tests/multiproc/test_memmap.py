@@ -77,7 +77,9 @@ def attach(root: str, leave: str = "close") -> None:
 
 
 def publish(root: str) -> None:
-    emit("published", is_new=Root(root).publish_declared("a/b", SCHEMA).is_new)
+    place = Root(root)
+    uuid = place.require("a/b").uuid or b""
+    emit("published", is_new=place.publish_declared("a/b", SCHEMA, uuid).is_new)
 
 
 def drop(root: str, force: bool = False) -> None:
