@@ -17,9 +17,15 @@ from .procs import Child, Children
 InOwnMounts = Callable[[Callable[..., None]], Child]
 
 
-def own_mounts(children: Children, root: Path) -> InOwnMounts:
-    """What starts a function, with the root as its argument, in such namespaces."""
-    probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True, text=True, check=False)
+def own_mounts(children: Children, root: Path, flags: str = "-rm") -> InOwnMounts:
+    """What starts a function, with the root as its argument, in such namespaces.
+
+    Args:
+        children: starts it.
+        root: its argument.
+        flags: of unshare. "-m" leaves root what it is, who may mount disks too.
+    """
+    probe = subprocess.run(["unshare", flags, "true"], capture_output=True, text=True, check=False)
     if probe.returncode != 0:
         pytest.skip(f"no namespaces for this user: {probe.stderr.strip()}")
 
@@ -29,6 +35,6 @@ def own_mounts(children: Children, root: Path) -> InOwnMounts:
         file = inspect.getsourcefile(function)
         assert file is not None
         command = [sys.executable, script, file, function.__name__, arguments]
-        return children.program(["unshare", "-rm", *command], name=function.__name__)
+        return children.program(["unshare", flags, *command], name=function.__name__)
 
     return start
