@@ -55,7 +55,8 @@ def serve(config: Config, read_again: Callable[[], Config]) -> None:
         _listener(passed.control, config.socket, root.mode) as listener,
         Registry(root, journal, settings, notifier.working) as registry,
     ):
-        warn_of_logind(journal, config.root, os.geteuid(), Logind())
+        places = [config.root, *config.memmap_places]
+        warn_of_logind(journal, places, os.geteuid(), Logind())
         notifier.working("looking for buffers")
         disks.find_again(root, settings.now.memmap_places, journal, notifier.working)
         janitor = Janitor(registry, settings, journal)
@@ -94,9 +95,9 @@ def serve(config: Config, read_again: Callable[[], Config]) -> None:
     journal.record("stopped")
 
 
-def warn_of_logind(journal: EventLog, root: str, uid: int, logind: Logind) -> None:
-    """Say so at the start when all buffers will be gone after the last logout."""
-    verdict = logind.verdict([root], uid)
+def warn_of_logind(journal: EventLog, places: list[str], uid: int, logind: Logind) -> None:
+    """Say so at the start when buffers in these places will be gone after the last logout."""
+    verdict = logind.verdict(places, uid)
     if verdict.removes:
         journal.record(
             "at_risk",

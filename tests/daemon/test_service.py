@@ -388,9 +388,16 @@ def test_a_root_that_logind_will_remove_is_warned_of_at_the_start(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     around = Logind(files=[], linger="/none", systemd=str(tmp_path), shared_memory=str(root.parent))
-    for uid, expected in ((999, 0), (1234, 1)):
+    elsewhere = str(tmp_path)
+    for uid, places, expected in (
+        (999, [str(root)], 0),
+        (1234, [elsewhere], 0),
+        (1234, [str(root)], 1),
+        # Buffers on disks, so called, whose directory lies below /dev/shm.
+        (1234, [elsewhere, str(root / "disks")], 1),
+    ):
         journal = EventLog()
-        service.warn_of_logind(journal, str(root), uid, around)
+        service.warn_of_logind(journal, places, uid, around)
         assert journal.totals["at_risk"] == expected
     assert "RemoveIPC=yes: logind removes" in caplog.text
 
