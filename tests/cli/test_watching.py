@@ -106,8 +106,13 @@ def test_top_prints_one_round_as_text_and_as_json(
     assert shmrb_("top", "--interval", 0).code == exits.USAGE
 
 
+HEAD = r"RECORDS +CAPACITY +IN/s +OUT/s +UPD/s +STALE/s +BLOCKED +CLIENTS +LAG +BYTES"
+# Seven records, nothing that happens, nobody blocked, one attached, three versions behind.
+IDLE = r"exp/replay +7 +64( +0){5} +1 +3 "
+
+
 def test_top_in_a_terminal_is_redrawn_and_ends_with_ctrl_c(
-    handle: shmrb.ReplayBuffer, tmp_path: Path
+    handle: shmrb.ReplayBuffer, children: Children, tmp_path: Path
 ) -> None:
     if shutil.which("tmux") is None:
         pytest.fail("tmux is missing; install the package tmux (apt-get install)")
@@ -125,12 +130,21 @@ def test_top_in_a_terminal_is_redrawn_and_ends_with_ctrl_c(
     try:
         tmux("new-session", "-d", "-s", "top", "-x", "140", "-y", "24", command)
         until(lambda: re.search(r"exp/replay +0 +64", screen()))
-        for uid in range(7):
-            handle.add(record(uid))
-        until(lambda: re.search(r"exp/replay +7 +64", screen()))
-        shown = screen()
-        assert re.search(r"RECORDS +CAPACITY +IN/s +OUT/s +UPD/s +STALE/s", shown)
+        waiting = children.start(wait_for_records, buffer="exp/replay")
+        waiting.expect("attached")
+        # Rates of nothing, then one blocked, two attached, no lag.
+        until(lambda: re.search(r"exp/replay +0 +64( +0){4} +1 +2 ", screen()))
+        assert re.search(rf"waiter +{waiting.pid} +member +waits for records", screen())
+        with shmrb.Parameters("exp/policy", like={"w": np.zeros(3)}, format="numpy") as policy:
+            for _ in range(5):
+                policy.publish({"w": np.ones(3)})
+            for uid in range(7):
+                handle.add(record(uid, version=1))
+            waiting.succeed()
+            shown = until(lambda: (now := screen()) and re.search(IDLE, now) and now)
+        assert re.search(HEAD, shown)
         assert re.search(rf"me \[bold\] +{os.getpid()} +member +alive", shown)
+        print(shown.rstrip())
         tmux("send-keys", "-t", "top", "C-c")
         until(lambda: "ended with 0" in screen())
     finally:
