@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from shmrb import __version__, core
@@ -23,8 +22,10 @@ from shmrb.client import connect
 from shmrb.errors import FileSystemError, ShmrbError
 from shmrb.segment import names
 from shmrb.segment.accounts import group_name, user_name
+from shmrb.segment.cgroups import memory_rooms
 from shmrb.segment.filesystem import check_file_system, file_system
 from shmrb.segment.logind import Logind
+from shmrb.segment.mounts import PROC
 
 Level = Literal["ok", "note", "warning", "problem"]
 
@@ -56,8 +57,7 @@ class Surroundings:
     uid: int = field(default_factory=os.geteuid)
     shared_memory: str = names.SHARED_MEMORY
     logind: Logind = field(default_factory=Logind)
-    own_cgroup: str = "/proc/self/cgroup"
-    cgroups: str = "/sys/fs/cgroup"
+    proc: str = PROC
     limits: Mapping[int, tuple[int, int]] = field(
         default_factory=lambda: {
             number: resource.getrlimit(number)
@@ -171,11 +171,16 @@ def check_limits(around: Surroundings) -> Iterator[Advice]:
     if descriptors != unlimited and descriptors < FEW_DESCRIPTORS:
         advice = f"ulimit -n {FEW_DESCRIPTORS}"
         yield Advice("limits", "warning", f"{descriptors} descriptors", advice)
-    memory = _cgroup_limit(around)
-    if memory is not None:
-        level: Level = "warning" if memory < SMALL_BYTES else "note"
-        advice = "Pages count where they are touched first: by who creates the buffer."
-        yield Advice("limits", level, f"cgroup: at most {_bytes(memory)} of memory", advice)
+    rooms = list(memory_rooms(around.proc))
+    if rooms:
+        room = min(rooms, key=lambda one: one.limit_bytes)
+        level: Level = "warning" if room.limit_bytes < SMALL_BYTES else "note"
+        found = f"cgroup {room.directory}: at most {_bytes(room.limit_bytes)} of memory"
+        advice = (
+            "Pages count where they are touched first: by who creates the buffer. Raise "
+            f"{room.setting}, or let a daemon in another cgroup create."
+        )
+        yield Advice("limits", level, found, advice)
     else:
         yield Advice("limits", "ok", "no limit on memory by a cgroup")
 
@@ -236,26 +241,6 @@ CHECKS: tuple[Callable[[Surroundings], Iterator[Advice]], ...] = (
     check_versions,
     check_video,
 )
-
-
-def _cgroup_limit(around: Surroundings) -> int | None:
-    """The least memory.max of our cgroup (version 2) and those above it."""
-    try:
-        lines = Path(around.own_cgroup).read_text().splitlines()
-    except OSError:
-        return None
-    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    limits = []
-    place = Path(around.cgroups + own)
-    while place != Path(around.cgroups).parent and str(place) != os.sep:
-        try:
-            text = (place / "memory.max").read_text().strip()
-        except OSError:
-            text = "max"
-        if text.isdigit():
-            limits.append(int(text))
-        place = place.parent
-    return min(limits, default=None)
 
 
 def _version(package: str) -> str:

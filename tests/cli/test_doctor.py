@@ -37,9 +37,12 @@ UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 @pytest.fixture
 def around(root: Path, tmp_path: Path) -> Surroundings:
     """Surroundings in which nothing is wrong, of files that a test may change."""
-    cgroup = tmp_path / "cgroup"
-    cgroup.write_text("0::/a/b\n")
-    (tmp_path / "cgroups" / "a" / "b").mkdir(parents=True)
+    groups = tmp_path / "cgroups"
+    (groups / "a" / "b").mkdir(parents=True)
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text("0::/a/b\n")
+    mounted = f"9 1 0:9 / {groups} rw - cgroup2 none rw\n"
+    (tmp_path / "proc" / "self" / "mountinfo").write_text(mounted)
     (tmp_path / "systemd").mkdir()
     (tmp_path / "linger").mkdir()
     return Surroundings(
@@ -53,8 +56,7 @@ def around(root: Path, tmp_path: Path) -> Surroundings:
             systemd=str(tmp_path / "systemd"),
             shared_memory=str(root.parent),
         ),
-        own_cgroup=str(cgroup),
-        cgroups=str(tmp_path / "cgroups"),
+        proc=str(tmp_path / "proc"),
         limits=dict.fromkeys(LIMITS, UNLIMITED),
         path=str(tmp_path),
         kernel="6.1.0-18-amd64",
@@ -207,10 +209,13 @@ def test_limits_of_the_process_are_warned_of(
 def test_the_least_memory_limit_of_the_cgroups_above_counts(
     around: Surroundings, tmp_path: Path
 ) -> None:
-    (tmp_path / "cgroups" / "a" / "memory.max").write_text(f"{64 << 20}\n")
-    (tmp_path / "cgroups" / "a" / "b" / "memory.max").write_text("max\n")
+    above = tmp_path / "cgroups" / "a"
+    for group, limit in ((above, 64 << 20), (above / "b", 96 << 20)):
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text("4096\n")
     one = of(examine(around), "limits")
-    assert (one.level, one.found) == ("warning", "cgroup: at most 64.0 MiB of memory")
+    assert (one.level, one.found) == ("warning", f"cgroup {above}: at most 64.0 MiB of memory")
+    assert "memory.max" in one.advice
 
 
 def test_a_daemon_that_does_not_fit_is_told(
