@@ -104,13 +104,10 @@ class SAC:
             leaf.requires_grad_()
         self._log_temperature = torch.zeros((), requires_grad=True)
         self._entropy = -float(size)
-        self._critics_step, self._actor_step, self._temperature_step = (
+        acting = [*self.actor.net.parameters(), self._log_temperature]
+        self._critics_step, self._actor_step = (
             torch.optim.Adam(leaves, lr=LEARNING_RATE, fused=True)
-            for leaves in (
-                self.critics.leaves,
-                self.actor.net.parameters(),
-                [self._log_temperature],
-            )
+            for leaves in (self.critics.leaves, acting)
         )
 
     def update(self, batch: Any) -> Tensor:
@@ -146,13 +143,12 @@ class SAC:
         for leaf in self.critics.leaves:
             leaf.requires_grad_(False)
         worth = self.critics.values(observation, action).amin(0)
-        training.step(
-            self._actor_step, (self._log_temperature.exp().detach() * density - worth).mean()
-        )
+        temperature = self._log_temperature.exp().detach()
+        excess = density.detach() + self._entropy
+        costs = temperature * density - worth - self._log_temperature * excess
+        training.step(self._actor_step, costs.mean())
         for leaf in self.critics.leaves:
             leaf.requires_grad_()
-        excess = (density.detach() + self._entropy).mean()
-        training.step(self._temperature_step, -self._log_temperature * excess)
 
     def tree(self) -> dict[str, Any]:
         """What the collectors need: the weights of the actor."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tensordict import TensorDict
 
@@ -85,3 +86,14 @@ def test_records_of_no_weight_teach_the_critics_nothing() -> None:
     del batch["priority_weight"]
     learner.update(batch)
     assert all((leaf != old).any() for leaf, old in zip(leaves_of(learner), before, strict=True))
+
+
+@pytest.mark.parametrize(("log_std", "rises"), [(-4.0, True), (0.0, False)])
+def test_the_temperature_holds_the_entropy(log_std: float, rises: bool) -> None:
+    learner = SAC(3, LOW, HIGH)
+    with torch.no_grad():
+        learner.actor.net[-1].weight.zero_()
+        learner.actor.net[-1].bias.copy_(torch.tensor([0.0, log_std]))
+    before = learner._log_temperature.detach().clone()
+    learner.update(batch_of(1))
+    assert bool(learner._log_temperature > before) == rises
