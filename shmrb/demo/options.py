@@ -86,7 +86,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument(
         "--memoryless",
         action="store_true",
-        help=f"it forgets everything at once, which cannot do (--learner {RDQN})",
+        help=f"it forgets everything at once, and fails (--learner {RDQN})",
     )
     parser.add_argument("--target", type=float, help="mean return [the environment's threshold]")
     parser.add_argument("--out", help="directory for demo.png [a temporary one]")

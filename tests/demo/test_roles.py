@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 
 import shmrb
-from shmrb.demo import collector, learner, recipe, refresher
+from helpers.child import emit
+from helpers.procs import Children
+from shmrb.demo import collector, evaluation, learner, recipe, refresher
 from shmrb.demo.job import DQN, ONLOOKER, RDQN, SAC, Job
+from shmrb.demo.policy import policy_of
 from shmrb.demo.reports import StopRequest
 from shmrb.demo.seals import Checker
 
@@ -127,3 +131,29 @@ def test_records_hold_what_the_agent_remembered(reports: dict[str, dict[str, Any
 def test_what_is_forgotten_at_once_is_not_recorded(reports: dict[str, dict[str, Any]]) -> None:
     with filled(JOBS[7]) as buffer:
         assert not buffer[:][recipe.STATE].any()
+
+
+def act(jobs: list[str]) -> None:
+    """All that the processes of a run do which do not learn."""
+    for job in map(Job.from_argument, jobs):
+        name = f"{recipe.POLICY}/{job.learner}"
+        with shmrb.Parameters(name, format="numpy") as parameters:
+            _, tree = parameters.latest()
+        envs = [recipe.make_env(job)]
+        policy = policy_of(job, envs[0].action_space, tree)
+        emit("evaluated", mean=float(evaluation.evaluate(policy, envs).mean()))
+    emit("modules", torch="torch" in sys.modules, refresher=refresher.__name__ in sys.modules)
+
+
+@pytest.mark.long
+def test_only_learners_load_torch(children: Children) -> None:
+    jobs = [Job("CartPole-v1", DQN), Job("Pendulum-v1", SAC), Job("CartPole-v1", RDQN)]
+    for job in jobs:
+        tree = learner.make_learner(job).tree()
+        with shmrb.Parameters(f"{recipe.POLICY}/{job.learner}", like=tree) as parameters:
+            parameters.publish(tree)
+    child = children.start(act, jobs=[job.to_argument() for job in jobs])
+    returns = [child.expect("evaluated")["mean"] for _ in jobs]
+    assert returns[0] > 0 > returns[1]
+    assert returns[2] > 0
+    assert child.expect("modules") == {"torch": False, "refresher": True}
