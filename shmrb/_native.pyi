@@ -25,6 +25,11 @@ def byte_held(live_lock: str, slot: int) -> bool:
 
 def monotonic_ns() -> int: ...
 
+def this_process() -> int:
+    """
+    A number for this process; its forked children have others, also if their PIDs are equal.
+    """
+
 def highest_word(words: int, count: int) -> int:
     """Of 64-bit words from an address on; 0 of none."""
 

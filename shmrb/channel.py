@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import threading
@@ -10,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from shmrb import wire
+from shmrb import core, wire
 from shmrb.errors import DaemonError, DeadlineError
 
 # While somebody waits for a daemon that is not there yet: short beside the start of one.
@@ -30,7 +29,7 @@ class Channel:
         self._sockets = list(sockets)
         self._sock: socket.socket | None = None
         self._path = ""
-        self._owner_pid = os.getpid()
+        self._owner = core.this_process()
         self._lock = threading.Lock()
 
     @property
@@ -93,8 +92,8 @@ class Channel:
 
     def _own_lock(self) -> threading.Lock:
         """The lock of this process: in a forked child, the thread that held ours does not exist."""
-        if self._owner_pid != os.getpid():
-            self._owner_pid = os.getpid()
+        if self._owner != core.this_process():
+            self._owner = core.this_process()
             self._lock = threading.Lock()
             self._hang_up()
         return self._lock

@@ -36,6 +36,7 @@ try:
         stop_at,
         stopping_point,
         stopping_points,
+        this_process,
     )
 except ImportError as error:
     raise ImportError(
@@ -71,6 +72,7 @@ __all__ = [
     "stop_at",
     "stopping_point",
     "stopping_points",
+    "this_process",
 ]
 
 Outcome: TypeAlias = tuple[int, int, int, int, int]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import collections
 import logging
-import os
 import threading
 import time
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+from shmrb import core
 from shmrb.consumer import Consumer
 from shmrb.drawn import Ahead, Drawn
 from shmrb.errors import ClosedError, DeadlineError, ShmrbError, SpecError
@@ -163,7 +163,7 @@ class Prefetcher:
     @property
     def ready(self) -> int:
         """Batches that wait to be handed out."""
-        return len(self._shelf.ready) if self._owner == os.getpid() else 0
+        return len(self._shelf.ready) if self._owner == core.this_process() else 0
 
     def next(self, timeout: float | None) -> Drawn:
         """The next batch, its records checked a moment ago. Args and errors as `Consumer.drawn`."""
@@ -187,12 +187,12 @@ class Prefetcher:
 
     def forget(self) -> None:
         """Drops what was drawn ahead, as when the buffer is emptied."""
-        if self._owner == os.getpid():
+        if self._owner == core.this_process():
             self._shelf.forget()
 
     def close(self) -> None:
         """Ends the thread."""
-        if self._owner != os.getpid():
+        if self._owner != core.this_process():
             return
         self._shelf.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -209,9 +209,9 @@ class Prefetcher:
     def _started(self) -> _Shelf:
         """The shelf of this process; what a fork brought along belongs to the parent."""
         with self._consumer.attachment.guard:
-            if self._owner != os.getpid():
+            if self._owner != core.this_process():
                 self._shelf, self._thread = _Shelf(self.count), None
-                self._owner = os.getpid()
+                self._owner = core.this_process()
                 # A handle that is forgotten without being closed leaves no thread behind.
                 weakref.finalize(self, _stop, self._shelf, self._owner)
             if self._thread is None:
@@ -241,5 +241,5 @@ def _work(shelf: _Shelf, consumer_of: weakref.ref[Consumer]) -> None:
 
 def _stop(shelf: _Shelf, owner: int) -> None:
     # A fork may have copied the lock as another thread held it.
-    if owner == os.getpid():
+    if owner == core.this_process():
         shelf.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shmrb import handles
+from shmrb import core, handles
 from shmrb.anchoring import Anchors
 from shmrb.attached import Attached
 from shmrb.errors import RecordError
@@ -193,15 +192,15 @@ class WriteBack(Attached):
         """
         with self._attachment.guard:
             worker, self._worker = self._worker, None
-        if worker is not None and worker[0] == os.getpid():
+        if worker is not None and worker[0] == core.this_process():
             worker[1].shutdown(wait=True)
         super().close()
 
     def _executor(self) -> ThreadPoolExecutor:
         with self._attachment.guard:
-            if self._worker is None or self._worker[0] != os.getpid():
+            if self._worker is None or self._worker[0] != core.this_process():
                 name = f"shmrb updates of {self.name}"
-                self._worker = os.getpid(), ThreadPoolExecutor(1, thread_name_prefix=name)
+                self._worker = core.this_process(), ThreadPoolExecutor(1, thread_name_prefix=name)
             return self._worker[1]
 
     def _named(self, batch: Any, index: Any, generation: Any, name: str) -> Handles:

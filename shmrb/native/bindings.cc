@@ -197,6 +197,7 @@ NB_MODULE(_native, m) {
     return state != ByteState::kFree;
   }, "live_lock"_a, "slot"_a, "Is that client's lock byte held? On any error: yes.");
   m.def("monotonic_ns", &monotonic_ns);
+  m.def("this_process", &this_process, "A number for this process; its forked children have others, also if their PIDs are equal.");
   m.def("highest_word", [](uintptr_t words, size_t count) {
     nb::gil_scoped_release free;
     uint64_t highest = 0;

@@ -35,6 +35,15 @@ class ForkGuard {
   }
 };
 
+// Which process this is: its PID and how often it and its parents forked. The PID alone will not do, since in a PID
+// namespace of its own a forked child can bear its parent's.
+inline uint64_t this_process() {
+  static uint32_t forks = 0;
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+  (void)registered;
+  return static_cast<uint64_t>(forks) << 32 | static_cast<uint32_t>(getpid());
+}
+
 // Is the byte locked by anyone? `error` when the kernel would not say.
 enum class ByteState { kFree, kHeld, kError };
 
@@ -79,7 +88,7 @@ class HeldByte {
         munmap(page, kPage);
       } else {
         page_ = page;
-        home_ = getpid();
+        home_ = this_process();
       }
     }
     close(fd);
@@ -88,14 +97,14 @@ class HeldByte {
 
   // A forked child has no such mapping: it forgets it without touching whatever lies there now.
   void release() {
-    if (page_ && home_ == getpid()) munmap(page_, kPage);
+    if (page_ && home_ == this_process()) munmap(page_, kPage);
     page_ = nullptr;
   }
 
  private:
   static constexpr size_t kPage = 4096;
   void* page_ = nullptr;
-  pid_t home_ = 0;
+  uint64_t home_ = 0;
 };
 
 // Answers whether a token's client lives. `probe` is a descriptor of live.lock that itself holds nothing.

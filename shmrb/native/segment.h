@@ -44,7 +44,7 @@ class Segment {
     live_lock_ = live_lock;
     view.liveness.probe = open(live_lock.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     view.liveness.clients = view.clients;
-    home_ = getpid();
+    home_ = this_process();
     view.liveness.max_clients = view.max_clients;
     return view.liveness.probe < 0 ? errno : 0;
   }
@@ -77,7 +77,7 @@ class Segment {
 
   // Refuses further calls, waits for those in flight, gives the client slot back. Again: nothing.
   void close() {
-    if (home_ != 0 && home_ != getpid()) return abandon();
+    if (home_ != 0 && home_ != this_process()) return abandon();
     if (closed_.exchange(true)) return;
     while (calls_.load() != 0) {
       timespec moment{0, 50'000};
@@ -105,7 +105,7 @@ class Segment {
  private:
   std::string live_lock_;
   HeldByte byte_;
-  pid_t home_ = 0;
+  uint64_t home_ = 0;
   std::atomic<int> calls_{0};
   std::atomic<bool> closed_{false};
 };

@@ -64,7 +64,7 @@ class Member:
         self, root: Root, entry: Entry, directory: int, role: ClientRole, client_name: str
     ) -> None:
         assert entry.meta is not None
-        self._pid = os.getpid()
+        self._process = core.this_process()
         self._is_open = True
         self._root = root
         self._entry = entry
@@ -235,7 +235,7 @@ class Member:
         """The native view must not outlive the pages it points into."""
         if getattr(self, "segment", None) is None or not self._is_open:
             return
-        if os.getpid() == self._pid:
+        if core.this_process() == self._process:
             self._detach()
             if self._settles:
                 self._leave()

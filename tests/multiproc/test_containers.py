@@ -6,9 +6,11 @@ semaphore of a buffer can be opened, and every process has the number 2.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +35,8 @@ SCHEMA = {"uid": "int64"}
 STORAGE = shmrb.SharedStorage(64)
 # The process that enters a container is its first; what it starts is the second.
 WORKER = 2
+
+CLONE_NEWPID = 0x2000_0000
 
 Contained = Callable[..., Child]
 
@@ -156,6 +160,35 @@ def write_to_a_point(point: str, action: str) -> None:
     emit("written")
 
 
+def use_below() -> None:
+    """Uses what it has in a child of a child, which bears its number in a namespace below."""
+    handle = shmrb.attach("ring", format="numpy", batch_size=16, prefetch=2)
+    client = shmrb.connect(timeout=30)
+    handle.sample()
+    client.ping()
+    ctypes.CDLL(None).unshare(CLONE_NEWPID)
+    if os.fork() == 0:
+        if os.fork() == 0:
+            _tell("below", handle, client)
+            handle.close()
+            os._exit(0)
+        os.wait()
+        os._exit(0)
+    os.wait()
+    _tell("above", handle, client)
+
+
+def _tell(event: str, handle: shmrb.ReplayBuffer, client: shmrb.Client) -> None:
+    connections = re.search(r"^shmrb_daemon_connections (\d+)", client.metrics(), re.MULTILINE)
+    emit(
+        event,
+        pid=os.getpid(),
+        token=handle._attachment.member.token,
+        drawn=[handle.sample()["uid"].tolist() for _ in range(2)],
+        connections=int(connections[1]),
+    )
+
+
 def serve() -> None:
     from shmrbd.__main__ import main
 
@@ -256,6 +289,20 @@ def test_equal_pids_confuse_nobody(contained: Contained, rb: shmrb.ReplayBuffer)
     living.expect("written")
     assert len(rb) == 18
     living.succeed()
+
+
+def test_a_child_with_its_parents_number_is_another_process(
+    contained: Contained, daemons: Daemons, rb: shmrb.ReplayBuffer
+) -> None:
+    daemons.start()
+    child = contained(use_below)
+    below, above = child.expect("below"), child.expect("above")
+    child.succeed()
+    assert below["pid"] == above["pid"] == WORKER
+    assert below["token"] != above["token"]
+    assert below["connections"] == 2, "it does not talk on its parent's"
+    # What was drawn ahead is handed out once.
+    assert below["drawn"] != above["drawn"]
 
 
 def test_a_living_process_with_the_number_of_the_dead_is_no_sign_of_life(
