@@ -14,10 +14,10 @@ from shmrb import opening
 from shmrb.buffer import ReplayBuffer, attach
 from shmrb.cli import tables
 from shmrb.cli.progress import progress
-from shmrb.cli.target import target_of
+from shmrb.cli.target import Target, target_of
 from shmrb.client import connect
 from shmrb.description import Path as FieldPath
-from shmrb.errors import ShmrbError, SpecError
+from shmrb.errors import AttachError, ShmrbError, SpecError
 from shmrb.fields import show_path
 from shmrb.results import BufferStats
 from shmrb.schema import Schema, schema_from_env
@@ -199,6 +199,9 @@ def stats(
 
 def drop(
     name: Name,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="All buffers called NAME and below it.")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also while it has members; their next call fails.")
     ] = False,
@@ -206,12 +209,31 @@ def drop(
 ) -> None:
     """Drop a buffer: its name goes, its memory is freed."""
     with target_of(socket) as target, progress(f"dropping {name}"):
-        root = target.root_of(name)
-        client = target.client_for(root)
-        if client is not None:
-            client.drop(name, force=force)
-        else:
-            root.drop(name, force=force)
+        chosen = _below(target, name) if recursive else [(target.root_of(name), name)]
+        stay = []
+        for root, one in chosen:
+            client = target.client_for(root)
+            try:
+                (client or root).drop(one, force=force)
+            except AttachError as error:
+                stay.append(error)
+    if len(chosen) == 1 and stay:
+        raise stay[0]
+    if stay:
+        reasons = " ".join(map(str, stay))
+        raise AttachError(f"{len(stay)} of {len(chosen)} buffers were not dropped. {reasons}")
+
+
+def _below(target: Target, prefix: str) -> list[tuple[Root, str]]:
+    found = [
+        (root, entry.name)
+        for root in map(Root, target.roots)
+        for entry in root.list(prefix)
+        if entry.state is not State.FOREIGN
+    ]
+    if not found:
+        raise Root(target.roots[0]).unknown(prefix)
+    return found
 
 
 def _schema(like_env: str | None, file: Path | None) -> Schema | None:

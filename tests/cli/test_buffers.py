@@ -86,6 +86,22 @@ def test_a_buffer_from_create_to_drop(
     assert not (root / "exp42+replay").exists()
 
 
+def test_a_whole_tree_is_dropped_but_what_is_in_use(shmrb_: Shell, surroundings: str) -> None:
+    for name in ("exp4/a", "exp42", "exp42/a", "exp42/b/c"):
+        assert shmrb_("create", name, "--capacity", 5).code == exits.OK
+    assert shmrb_("drop", "exp", "-r").code == exits.NO_SUCH_BUFFER
+    with shmrb.attach("exp42/a", format="numpy", client_name="me") as rb:
+        rb.add({"x": np.int64(1)})
+        refused = shmrb_("drop", "exp42", "--recursive")
+        assert refused.code == exits.TAKEN
+        assert "1 of 3 buffers were not dropped" in refused.err
+        assert f"me (pid {os.getpid()})" in refused.err
+        left = json.loads(shmrb_("ls", "--json").out)
+        assert [row["name"] for row in left] == ["exp4/a", "exp42/a"]
+        assert shmrb_("drop", "exp42", "-r", "--force").code == exits.OK
+    assert [row["name"] for row in json.loads(shmrb_("ls", "--json").out)] == ["exp4/a"]
+
+
 def test_create_from_an_environment_with_limits(shmrb_: Shell, surroundings: str) -> None:
     words = ["--capacity", 1000, "--batch-size", 32, "--min-size", 100, "--samples-per-insert", 8]
     made = shmrb_("create", "env", "--like-env", "CartPole-v1", *words)
