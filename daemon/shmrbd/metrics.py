@@ -57,6 +57,7 @@ class _Look:
     name: str
     stats: BufferStats
     bytes: int
+    record_bytes: int
     lag: int | None
 
 
@@ -66,6 +67,10 @@ _GAUGES: dict[str, tuple[str, _Value]] = {
     "records": ("Records that may be drawn.", lambda look: look.stats.size),
     "capacity_records": ("Slots.", lambda look: look.stats.capacity),
     "reserved_bytes": ("Memory that is reserved.", lambda look: look.bytes),
+    "record_bytes": (
+        "What one record takes: inserted and sampled records times this are bytes.",
+        lambda look: look.record_bytes,
+    ),
     "clients": ("Living clients, the daemon too.", lambda look: _living(look.stats)),
     "leased_lanes": ("Lanes with a writer.", lambda look: _leased(look.stats)),
     "void_slots": (
@@ -196,7 +201,8 @@ def _of_buffers(looks: list[_Look]) -> Iterator[Metric]:
 def _look_at(member: Member, members: list[Member]) -> _Look:
     stats = snapshot.stats(member.segment, member.name, member.spec)
     behind = lag.policy_lag(member, members)
-    return _Look(member.name, stats, member.layout.total_bytes, behind)
+    record_bytes = sum(column.row_bytes for column in member.layout.columns)
+    return _Look(member.name, stats, member.layout.total_bytes, record_bytes, behind)
 
 
 def _living(stats: BufferStats) -> int:

@@ -100,6 +100,7 @@ def test_a_buffers_numbers_are_those_of_its_stats(
     assert found["shmrb_buffer_stale_updates_total", "exp/replay"] == 8
     assert found["shmrb_buffer_records", "exp/replay"] == 20
     assert found["shmrb_buffer_reserved_bytes", "exp/replay"] == names["exp/replay"].bytes
+    assert found["shmrb_buffer_record_bytes", "exp/replay"] == 16
     assert found["shmrb_buffer_blocked_clients", "empty", "records"] == 1
     assert found["shmrb_buffer_blocked_clients", "exp/replay", "records"] == 0
     assert 0 <= found["shmrb_buffer_insert_age_seconds", "exp/replay"] < 600

@@ -81,7 +81,9 @@ def test_the_services_expose_little(units: Path, name: str) -> None:
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(UNITS)))
 def test_reasons_stand_above_what_they_explain(path: Path) -> None:
-    hardening = re.compile(r"(Protect|Private|Restrict|NoNew|System|Memory|Lock|Keyring|Device)")
+    hardening = re.compile(
+        r"(Protect|Private|Restrict|NoNew|System|Memory|Lock|Keyring|Device|Capab|Ambient|IPAddr)"
+    )
     above = ""
     for line in path.read_text().splitlines():
         if not line.startswith("#"):
