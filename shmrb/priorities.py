@@ -260,10 +260,9 @@ class PriorityDesk:
     def floats(self, value: Any, name: str) -> Floats:
         """Numbers as float32, in their shape."""
         if is_tensor(value):
-            value = value.detach().cpu()
             if value.is_floating_point():
                 value = value.float()  # numpy has no bfloat16
-            value = value.numpy()
+            value = value.numpy(force=True)
         try:
             array = np.asarray(value)
         except ValueError as error:

@@ -76,12 +76,14 @@ class RecordReader:
             return self._stack(data) if data and not _is_number(data[0]) else self._rows(data, True)
         return self._rows(data, batched=True)
 
+    def place(self, position: int, value: Any, count: int) -> int | None:
+        """Where a tensor of new values of one field lies; None if it needs the longer way."""
+        if not is_tensor(value) or self._tensors is None:
+            return None
+        return self._tensors.place(position, value, count)
+
     def take(self, position: int, value: Any, count: int) -> tuple[int, Any]:
         """Where new values of one field for `count` records lie, and what keeps them there."""
-        if is_tensor(value) and self._tensors is not None:
-            place = self._tensors.place(position, value, count)
-            if place is not None:
-                return place, value
         column = self._columns[position]
         return column.take(value, (count, *column.shape))
 

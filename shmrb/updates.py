@@ -212,6 +212,9 @@ def _position(reader: RecordReader, path: Path) -> int:
 def _taken(reader: RecordReader, path: Path, value: Any, count: int) -> tuple[int, int, Any]:
     """The position of a field, where its new values lie, and what keeps them there."""
     position = _position(reader, path)
+    place = reader.place(position, value, count)
+    if place is not None:
+        return position, place, value
     if getattr(value, "shape", None) == (count, *reader.schema.fields[position].shape):
         try:
             address, owner = reader.take(position, value, count)
