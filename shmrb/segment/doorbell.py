@@ -68,6 +68,10 @@ class Bell:
         self._segment = segment
         self._which = int(which)
         self._semaphore = semaphore
+        # Whether somebody rings who cannot post semaphores, and what tells: the event at which a
+        # sleep on ours ended unrung.
+        self._is_for_futex = False
+        self._unrung: int | None = None
         # Closing a semaphore unmaps it: that has to wait for the threads that use it.
         self._users = 0
         self._no_user = threading.Condition()
@@ -84,19 +88,31 @@ class Bell:
             False when the slice passed and nobody rang; True when it is time to look again.
         """
         seconds = max(0.0, min(seconds, LONGEST_S))
-        on_futex = self._semaphore is None
+        on_futex = self._semaphore is None or self._is_for_futex
         status, event, *_ = self._segment.bell_enter(self._which, on_futex)
         if status == core.Status.READ_ONLY:
             time.sleep(min(seconds, _OBSERVER_POLL_S))
             return False
         if status != core.Status.OK:
             return True
+        if not on_futex:
+            self._notice_lost_posts(event)
         rung = False
         try:
             rung = is_over() or self._sleep(event, seconds, on_futex)
         finally:
             self._segment.bell_leave(self._which, on_futex, event)
+            self._unrung = None if rung or on_futex else event
         return rung
+
+    def _notice_lost_posts(self, event: int) -> None:
+        """Wait on the futex word from now on if a ring moved the event and no post came.
+
+        Whoever rang sees no semaphores (in a container), was killed, or is about to post: then
+        nothing is lost by it. Everybody can ring the futex word.
+        """
+        if self._unrung is not None and event != self._unrung:
+            self._is_for_futex = True
 
     def post(self, count: int) -> None:
         """Wake `count` waiters, as a native call said is owed."""
