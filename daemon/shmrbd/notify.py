@@ -56,16 +56,21 @@ class Notifier:
         """The loop was seen to work."""
         self._send("WATCHDOG=1")
 
-    def working(self, what: str) -> None:
+    def working(self, what: str, extra_s: float = 0.0) -> None:
         """One more step of a start or a stop is done: asks for more time, once a second at most.
 
         Each step is reported by who did it, so a start that hangs is still ended by its manager.
+
+        Args:
+            what: is done.
+            extra_s: what begins now takes so long, at most.
         """
         now = time.monotonic()
-        if self._is_serving or now < self._next_report:
+        if self._is_serving or (now < self._next_report and not extra_s):
             return
         self._next_report = now + _REPORT_INTERVAL_S
-        self._send(f"EXTEND_TIMEOUT_USEC={int(_EXTENSION_S * 1e6)}\nSTATUS={what}")
+        extension_us = int((_EXTENSION_S + extra_s) * 1e6)
+        self._send(f"EXTEND_TIMEOUT_USEC={extension_us}\nSTATUS={what}")
 
     def stopping(self) -> None:
         """An orderly stop has begun."""

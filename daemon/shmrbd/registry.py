@@ -16,8 +16,9 @@ from shmrb.segment.directory import Exist, Root
 from shmrb.segment.entries import State
 from shmrb.segment.layout import Layout
 from shmrb.segment.member import Member
+from shmrb.segment.room import SLOWEST_BYTES_PER_S
 from shmrb.segment.survey import BufferSummary
-from shmrb.spec import BufferSpec
+from shmrb.spec import BufferSpec, MemmapStorage
 from shmrb.wire import Place
 from shmrbd import disks
 from shmrbd.config import Settings
@@ -43,7 +44,7 @@ class Registry:
         root: where they lie.
         events: hears of what is adopted, created and dropped.
         settings: how much there may be.
-        working: called after each buffer that took time.
+        working: called after each buffer that took time, and before one that will, with how long.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Registry:
         root: Root,
         events: EventLog,
         settings: Settings,
-        working: Callable[[str], None] = lambda _what: None,
+        working: Callable[..., None] = lambda _what, _extra_s=0.0: None,
     ) -> None:
         self._root = root
         self._events = events
@@ -69,7 +70,10 @@ class Registry:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for name in list(self._adopted):
+        for name, adopted in list(self._adopted.items()):
+            if isinstance(adopted.member.spec.storage, MemmapStorage):
+                size = adopted.member.layout.total_bytes
+                self._working(f"writing out {name}", size / SLOWEST_BYTES_PER_S)
             self._let_go(name)
             self._working(f"let go of {name}")
 

@@ -85,9 +85,9 @@ class Building:
         build = uuid.uuid4().hex
         path = os.path.join(root, names.building_name(build))
         directory_mode, file_mode = modes
-        os.mkdir(path, 0o700)
         descriptor = -1
         try:
+            os.mkdir(path, 0o700)
             # In a root with the setgid bit new buffers belong to the root's group, and pass it on.
             os.chmod(path, directory_mode | os.stat(path).st_mode & 0o2000)
             live_lock = os.path.join(path, names.LIVE_LOCK)
@@ -99,7 +99,7 @@ class Building:
         except OSError as error:
             if descriptor >= 0:
                 os.close(descriptor)
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
             if error.errno in NO_ROOM:
                 raise no_room(root, {names.LIVE_LOCK: live_bytes}, error.errno) from None
             raise

@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 import uuid as uuids
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
@@ -26,9 +27,10 @@ from shmrb.schema import Schema
 from shmrb.segment import boot, building, doorbell, entries, names, removal, stamps, where
 from shmrb.segment.building import Building, Progress
 from shmrb.segment.entries import Entry, State
-from shmrb.segment.layout import Declaration, Layout, Meta
+from shmrb.segment.layout import PAGE_BYTES, Declaration, Layout, Meta
 from shmrb.segment.place import Place
 from shmrb.segment.removal import Leftover
+from shmrb.segment.room import NO_ROOM, no_room
 from shmrb.spec import BufferSpec, MemmapStorage
 
 Exist = Literal["attach", "error", "replace"]
@@ -121,10 +123,10 @@ class Root(Place):
                         f"name was dropped in {self.path}, whose handles would match its records. "
                         "Take another name, or replace it (exist='replace')."
                     )
-                stamps.reserve_stamp(self.path, name, self.modes)
-                door = where.prepare_door(self.path, uuids.uuid4().hex, there.path, self.modes)
-                doorbell.create_semaphores(there.uuid, self.mode)
-                os.rename(door, self.path_of(name))
+                with self._room_for_name(name, place, uuids.uuid4().hex) as door:
+                    assert door is not None
+                    doorbell.create_semaphores(there.uuid, self.mode)
+                    os.rename(door, self.path_of(name))
         return self.require(name)
 
     def publish_declared(self, name: str, schema: Schema, uuid: bytes) -> Created:
@@ -298,13 +300,17 @@ class Root(Place):
                 if not replaces and any(one.state is not State.LEAVING for one in taken):
                     made.discard()
                     return None
-                gone = [path for one in taken for path in removal.take_down(self.path, one)]
-                hold = None
-                if entries.is_bounded(own_name, spec):
-                    hold = building.take_hold(made.live_lock, spec.max_clients)
-                if layout is not None:
-                    self._open_for_use(made, own_name, uuid, place)
-                self._name(made, own_name, place)
+                with self._room_for_name(own_name, place, made.build) as door:
+                    gone = [path for one in taken for path in removal.take_down(self.path, one)]
+                    hold = None
+                    if entries.is_bounded(own_name, spec):
+                        hold = building.take_hold(made.live_lock, spec.max_clients)
+                    if layout is not None:
+                        self._open_for_use(made, own_name, uuid, place)
+                    os.rename(made.path, os.path.join(place, names.directory_name(own_name)))
+                    if door is not None:
+                        boot.keep_names(place)
+                        os.rename(door, self.path_of(own_name))
         except BaseException:
             made.discard()
             raise
@@ -335,20 +341,29 @@ class Root(Place):
             found += [] if beside.state is State.MISSING else [beside]
         return found
 
-    def _name(self, made: Building, name: str, place: str) -> None:
-        """Give a finished buffer its name; on a disk the door comes last and needs no room then."""
-        path = os.path.join(place, names.directory_name(name))
-        if place == self.path:
-            os.rename(made.path, path)
-            return
-        door = where.prepare_door(self.path, made.build, path, self.modes)
+    @contextlib.contextmanager
+    def _room_for_name(self, name: str, place: str, build: str) -> Iterator[str | None]:
+        """Take all the room that a name needs before anything is changed: its stamps, its door.
+
+        Gives the door, under no buffer's name yet; None for a buffer that lies in the root.
+        """
+        door = None
         try:
-            os.rename(made.path, path)
-        except OSError:
-            removal.remove_tree(door)
-            raise
-        boot.keep_names(place)
-        os.rename(door, self.path_of(name))
+            for each in {self.path, place}:
+                stamps.reserve_stamp(each, name, self.modes)
+            if place != self.path:
+                target = os.path.join(place, names.directory_name(name))
+                door = where.prepare_door(self.path, build, target, self.modes)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise no_room(self.path, {names.WHERE: PAGE_BYTES}, error.errno) from None
+        try:
+            yield door
+        finally:
+            if door is not None:
+                # Nothing is there any more if it got its name.
+                removal.remove_tree(door)
 
     def _open_for_use(self, made: Building, name: str, uuid: bytes, place: str) -> None:
         """What can be done only when the name is sure: identity, and what lies outside the root."""

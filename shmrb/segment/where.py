@@ -8,6 +8,7 @@ owns what it names too, or the root: else a member of the group could lead other
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import warnings
 from collections.abc import Iterator, Mapping
@@ -104,12 +105,16 @@ def prepare_door(root: str, build: str, target: str, modes: tuple[int, int]) -> 
     path = os.path.join(root, names.building_name(build))
     directory_mode, file_mode = modes
     os.mkdir(path, 0o700)
-    os.chmod(path, directory_mode | os.stat(path).st_mode & stat.S_ISGID)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with open(os.open(os.path.join(path, names.WHERE), flags, 0o600), "wb") as file:
-        # Nobody changes it afterwards, so nobody may.
-        os.fchmod(file.fileno(), file_mode & 0o444)
-        file.write(os.fsencode(target) + b"\n")
+    try:
+        os.chmod(path, directory_mode | os.stat(path).st_mode & stat.S_ISGID)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(os.path.join(path, names.WHERE), flags, 0o600), "wb") as file:
+            # Nobody changes it afterwards, so nobody may.
+            os.fchmod(file.fileno(), file_mode & 0o444)
+            file.write(os.fsencode(target) + b"\n")
+    except OSError:
+        shutil.rmtree(path)
+        raise
     return path
 
 

@@ -119,6 +119,17 @@ def test_a_killed_daemon_is_followed_by_one_that_serves_on(
     assert (disk / "a+b" / names.BOOT).read_text().split()[1] == boot.CLEAN
 
 
+def test_a_stop_asks_for_the_time_that_the_disk_needs(daemons: Daemons, disk: Path) -> None:
+    daemon, manager = daemons.launch(f"--memmap-directories={disk}")
+    manager.hear("READY=1", daemon)
+    fill(disk)
+    daemon.signal(signal.SIGTERM)
+    manager.hear("STOPPING=1", daemon)
+    heard = manager.hear("STATUS=writing out a/b", daemon)
+    assert int(heard[-2].removeprefix("EXTEND_TIMEOUT_USEC=")) > 30_000_000
+    assert daemon.wait() == 0
+
+
 def test_it_makes_buffers_only_where_it_may(daemons: Daemons, disk: Path) -> None:
     allowed, outside = disk / "allowed", disk / "outside"
     allowed.mkdir()

@@ -29,7 +29,8 @@ def declared_spec(capacity: int = 64, **options: object) -> BufferSpec:
 def sized_spec(mebibytes: int, **options: object) -> BufferSpec:
     """A description whose data alone takes so many MiB."""
     schema = Schema.from_mapping({"body": ("uint8", (1024,))})
-    return BufferSpec(storage=SharedStorage(mebibytes * 1024), schema=schema, **options)
+    options.setdefault("storage", SharedStorage(mebibytes * 1024))
+    return BufferSpec(schema=schema, **options)
 
 
 def write_uids(member: Member, uids: list[int]) -> int:

@@ -170,6 +170,38 @@ def test_what_does_not_fit_is_refused_and_what_fits_goes_on(
     child.succeed()
 
 
+def name_in_a_full_root(root: str) -> None:
+    place, disk = arrange(root, "tmpfs")
+    assert disk is not None
+    rb = new(disk, "old", 1)
+    use = {"uid": np.arange(8), "body": np.zeros((8, ROW), np.uint8)}
+    rb.extend(use)
+    fill(Path(root).parent / "other")
+    before = left(root, disk)
+    for name, exist in (("new", "attach"), ("old", "replace")):
+        # The stamp of a new name, and the door, have no room in the root.
+        spec = sized_spec(1, storage=storage(disk, 1))
+        try:
+            place.create(spec, name, exist=exist)
+        except CapacityError as error:
+            emit("refused", name=name, message=str(error), same=left(root, disk) == before)
+    rb.extend(use)
+    emit("used", records=len(rb))
+
+
+def test_a_root_without_room_for_a_door_changes_nothing_on_the_disk(
+    children: Children, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMALL_DISK", str(tmp_path / "disk"))
+    child = own_mounts(children, root)(name_in_a_full_root)
+    for name in ("new", "old"):
+        refused = child.expect("refused")
+        assert (refused["name"], refused["same"]) == (name, True)
+        assert f"No room for the buffer in {root}" in refused["message"]
+    assert child.expect("used") == {"records": 16}
+    child.succeed()
+
+
 def serve_on_a_full_disk(root: str) -> None:
     _, disk = arrange(root, "tmpfs")
     assert disk is not None

@@ -25,6 +25,7 @@ from shmrb.errors import (
     FormatMismatchError,
     NoSuchBufferError,
     PermissionDeniedError,
+    ShmrbError,
     SpecError,
     UncleanError,
 )
@@ -147,6 +148,70 @@ def test_a_declared_buffer_is_published_on_its_disk(
     assert remains(disk) == ["a+b"]
     Member.join(str(root), "a/b").close()
     assert mark(disk) == [boot.boot_id(), boot.CLEAN]
+
+
+def write(root: str) -> None:
+    with Member.join(root, "a/b") as member:
+        write_uids(member, list(range(20)))
+
+
+@pytest.mark.parametrize("point", ["mid_payload", "mid_commit"])
+def test_a_writer_killed_on_a_disk_costs_only_its_own_records(
+    children: Children, root: Path, real_disk: Path, point: str
+) -> None:
+    """The proof of death, a lock that a mapping keeps, holds on this disk too."""
+    Root(root).create(disk_spec(real_disk), "a/b")
+    with shmrb.attach("a/b", format="numpy") as rb:
+        rb.extend({"uid": np.arange(7, 9)})
+        stop = {"SHMRB_STOP_AT": f"{point}:kill"}
+        child = children.start(write, root=str(root), environment=stop)
+        assert child.wait() == -signal.SIGKILL
+        rb.extend({"uid": np.arange(100, 120)})
+        published = [0] if point == "mid_commit" else []
+        assert sorted(rb["uid"]) == [*published, 7, 8, *range(100, 120)]
+        assert [client.pid for client in rb.statistics().clients] == [os.getpid()]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_modes_are_the_roots_whatever_the_umask(root: Path, disk: Path, umask: int) -> None:
+    """Case 75."""
+    before = os.umask(umask)
+    try:
+        Root(root, mode=0o660).create(disk_spec(disk / "deep" / "er"), "a/b")
+    finally:
+        os.umask(before)
+    folder = disk / "deep" / "er"
+    modes = {
+        str(path.relative_to(disk)): stat.S_IMODE(path.stat().st_mode) for path in disk.rglob("*")
+    }
+    directories = {"deep", "deep/er", "deep/er/a+b", "deep/er/.stamps"}
+    assert {modes.pop(path) for path in directories} == {0o770}
+    assert modes.pop("deep/er/a+b/meta") == 0o440
+    assert set(modes.values()) == {0o660}
+    assert stat.S_IMODE((root / "a+b" / names.WHERE).stat().st_mode) == 0o440
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize("planted", [names.BOOT, names.META, names.CONTROL, "../.lock"])
+def test_links_among_the_files_lead_nowhere(
+    root: Path, disk: Path, tmp_path: Path, planted: str
+) -> None:
+    """Case 77."""
+    place = Root(root)
+    place.create(disk_spec(disk), "a/b")
+    victim, link = tmp_path / "victim", disk / "a+b" / planted
+    victim.write_bytes(link.read_bytes())
+    before = victim.read_bytes()
+    link.unlink()
+    link.symlink_to(victim)
+    for use in (
+        lambda: Member.join(place, "a/b").close(),
+        lambda: place.create(disk_spec(disk), "a/b", exist="replace"),
+        lambda: place.drop("a/b", force=True),
+    ):
+        with pytest.raises(ShmrbError):
+            use()
+    assert victim.read_bytes() == before
 
 
 @pytest.mark.parametrize("point", ["sized", "filled"])
