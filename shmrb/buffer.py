@@ -275,7 +275,11 @@ class ReplayBuffer(Sampling, WriteBack):
         return Producer(self, chunk=chunk, autoreset=autoreset, timeout=timeout)
 
     def end_trajectory(self, *, timeout: float | None = None) -> None:
-        """The next record of this handle starts another trajectory."""
+        """The next record of this handle starts another trajectory, whatever its flags say.
+
+        Raises:
+            LockTimeoutError: a stopped client holds the lane's lock.
+        """
         self._appender.end_trajectory(timeout)
 
     def lane(self, count: int = 1, *, rotate: bool = True, timeout: float | None = None) -> Lane:
@@ -296,6 +300,9 @@ class ReplayBuffer(Sampling, WriteBack):
     ) -> None:
         """Takes records away at once. Stamps move on, so every earlier handle of them is stale.
 
+        The stamp of a slot moves once, however often the buffer is emptied until the slot is
+        written again; TorchRL counts each time. Either way no stamp comes twice.
+
         Args:
             empty_write_count: start counting writes from 0 again, the limiter's too.
             lanes: only those; then all writes still count. None: all.
@@ -303,9 +310,11 @@ class ReplayBuffer(Sampling, WriteBack):
 
         Raises:
             ReadOnlyError: the buffer's writer is an `ImmutableWriter`.
+            LockTimeoutError: a stopped client holds a lock; nothing is taken away.
 
-        Cost: O(lanes); no record is touched. With priorities or consumption also one pass over what
-        they keep.
+        Concurrency: any number of processes; a record that is being written meanwhile counts as
+        before it. Cost: O(lanes); no record is touched. With priorities or consumption also one
+        pass over what they keep.
         """
         if isinstance(self._attachment.spec.writer, ImmutableWriter):
             raise ReadOnlyError("This dataset doesn't allow writing.")

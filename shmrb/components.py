@@ -100,6 +100,9 @@ class RandomSampler(Description):
 class SamplerWithoutReplacement(Description):
     """Every live record once a pass.
 
+    A pass is one handle's own: of two handles each goes through all records, and threads that share
+    a handle share them out. It begins anew when the number of records changes, as TorchRL's does.
+
     Args:
         drop_last: leave out the short batch at the end of a pass; needs a batch size.
         shuffle: draw in random order; else by slot.
@@ -176,6 +179,10 @@ class Priorities(Description):
 class PrioritizedSampler(Description):
     """Records in proportion to their mass, with importance weights.
 
+    Draws are independent of each other, with replacement; a record without mass is never drawn.
+    Batches have "priority_weight", float32 [B], at most 1: relative to the least mass of the buffer
+    at the moment of the draw. The masses are the buffer's, one tree for all processes.
+
     Args:
         alpha, beta, eps, max_priority_within_buffer: as in `Priorities`.
         reduction: how priorities of several elements or of a window become one:
@@ -234,6 +241,13 @@ class Transition(Description):
 @dataclass(frozen=True, slots=True)
 class Sequence(Description):
     """The sample unit of a window of records around an anchor.
+
+    A batch of B anchors holds B * W records one window after the other, W = burn_in + length +
+    bootstrap. Beside them lie, [B * W] each: int64 "index", "index_generation", "anchor_index" (the
+    slot that was drawn, also where the window moved back), "anchor_generation", "sequence_id" (0 to
+    B - 1) and "step_in_sequence", bool "learning_mask" (false for burn-in and bootstrap) and
+    "validity_mask" (false where the last or first record is repeated). No window joins two writers
+    or the newest record and the oldest; each is whole as of one moment.
 
     Args:
         length: records that carry loss, >= 1.
@@ -296,9 +310,10 @@ class MultiStep(Description):
     """The sample unit of one record and what followed it in `n` steps.
 
     ("next", "reward") is the discounted sum of rewards, the other "next" fields are those of the
-    last of the steps, and "bootstrap_factor" is what to multiply their value with: gamma to the
-    power of the steps, 0 after a terminal. Fewer than `n` steps are taken where the trajectory
-    ended or was cut; an anchor whose future is still to be written is not drawn.
+    last of the steps, and "bootstrap_factor", float32 in the shape of the reward, is what to
+    multiply their value with: gamma to the power of the steps, 0 after a terminal;
+    "steps_to_next_obs", int64 in the same shape, counts them. Fewer than `n` steps are taken where
+    the trajectory ended or was cut; an anchor whose future is still to be written is not drawn.
 
     Args:
         n: steps, >= 1.

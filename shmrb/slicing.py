@@ -24,6 +24,9 @@ WEIGHTS = ("trajectories", "records")
 class SliceSampler(Description):
     """Slices of trajectories: a trajectory, then a start in it, each with equal chances.
 
+    Batches also have "sequence_id", int64 [B]: the slice of each record, 0 on; padded ones
+    "validity_mask", bool [B]. The cost of a slice does not grow with the buffer.
+
     Args:
         num_slices, slice_len: exactly one of them; the batch size gives the other.
         end_key, end_keys: fields that end a trajectory; they must be among the buffer's done keys.

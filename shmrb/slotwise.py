@@ -37,7 +37,16 @@ class Slotwise(Attached):
         return self._cells.get(index)
 
     def __setitem__(self, index: Any, data: Any) -> None:
-        """Writes over live records in place; inverse transforms run on what is written."""
+        """Writes over live records in place; inverse transforms run on what is written.
+
+        Raises:
+            RecordError: keys, shapes or dtypes do not fit.
+            IndexError: a slot that is named holds no live record. In both cases nothing is written.
+            DeadlineError: a stopped client holds some record; earlier ones may be written.
+
+        Concurrency: a reader sees each record as it was or as it is, never a part of both; a
+        process that dies in the middle costs the one record it was changing.
+        """
         self._cells.set(index, data, "__setitem__")
 
     def read_all_in_order(self, end: int | None = None) -> Any:
@@ -47,7 +56,7 @@ class Slotwise(Attached):
     def write_all(self, data: Any, end: int | None = None) -> None:
         """Writes over all records in place, or the first `end` of them.
 
-        None: all of a full buffer, else as many as `data` has.
+        None: all of a full buffer, else as many as `data` has. Errors as for `rb[index] = data`.
         """
         if end is None and len(self) < self._attachment.spec.capacity:
             self._cells.set_first(data, "write_all")
@@ -55,19 +64,34 @@ class Slotwise(Attached):
             self._cells.set(slice(end), data, "write_all")
 
     def set_at_(self, key: Any, value: Any, index: Any) -> Self:
-        """Writes one field of some records in place, bypassing transforms; the handle itself."""
+        """Writes one field of some records in place, bypassing transforms; the handle itself.
+
+        Args:
+            key: the field.
+            value: [N, *shape], of its dtype.
+            index: as for reading: slots, a slice, or a mask.
+
+        Raises as `rb[index] = data`; UnknownKeyError where no field bears the key.
+        """
         self._cells.set_fields({key: value}, index, "set_at_")
         return self
 
     def set_(self, key: Any, value: Any) -> Self:
-        """Writes one field of all records in place, bypassing transforms; the handle itself."""
+        """Writes one field of all records in place, [N, *shape]; otherwise as `set_at_`."""
         self._cells.set_fields({key: value}, slice(None), "set_")
         return self
 
     def update_(self, data: Any, clone: bool = False, *, keys_to_update: Any = None) -> Self:
         """Writes the given fields of all records in place, bypassing transforms.
 
-        `clone` is accepted for TorchRL's sake: values are always copied.
+        All are checked before the first is written; a record gets all of them in one step.
+
+        Args:
+            data: nested fields, [N, *shape] each.
+            clone: accepted for TorchRL's sake: values are always copied.
+            keys_to_update: only these; None: all of `data`.
+
+        Raises as `set_at_`.
         """
         values = flat_fields(data)
         if keys_to_update is not None:
@@ -93,7 +117,12 @@ class Slotwise(Attached):
         Returns:
             Lane by lane, the oldest first, in memory of the caller's.
 
-        Cost: one read of the fields that decide, and one of the trajectories that are wanted.
+        Raises:
+            UnknownKeyError: a field that the predicate or `trajectory_key` names is not there.
+            SpecTypeError: what is no condition, or compares records without `any()` or `all()`.
+
+        Concurrency: any number of processes may write. Cost: one read of the fields that decide,
+        and one of the trajectories that are wanted.
         """
         if not self.initialized:
             return []
@@ -102,7 +131,7 @@ class Slotwise(Attached):
         return list(Query(self._cells, predicate, trajectory_key).run())
 
     def coordinates(self, index: Any) -> Any:
-        """Where slots lie in their lanes: int64 [N, 2], position in the lane and lane.
+        """Where slots [N] lie in their lanes: int64 [N, 2], position in the lane, and lane.
 
         Raises:
             RecordError: an index that is no slot.

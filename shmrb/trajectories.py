@@ -108,8 +108,9 @@ def find_start_stop_traj(
         device: accepted for TorchRL's sake; results are on the device of the input.
 
     Returns:
-        (start, stop, lengths): slots [N, 1 + len(B)] of the first and the last record, with their
-        columns, and how many records; by column, then by stop. `start` > `stop`: over the seam.
+        (start, stop, lengths), all int64: slots [N, 1 + len(B)] of the first and the last record,
+        with their columns, and how many records [N]; by column, then by stop. `start` > `stop`:
+        over the seam.
 
     Raises:
         SpecTypeError: both or neither of ids and flags.

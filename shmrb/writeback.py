@@ -92,8 +92,11 @@ class WriteBack(Attached):
         its anchor, as in `update_priority`. A buffer without priorities is left alone.
 
         Args:
-            batch: what `sample` gave, with the key added.
+            batch: what `sample` gave, with the key added: [N, ...], a TD error's absolute value.
             timeout: seconds to wait for a stopped client.
+
+        Returns:
+            Which rows were updated, as `update_priority`.
 
         Raises:
             RecordError: the key is missing, or as `update_priority`.
@@ -148,6 +151,8 @@ class WriteBack(Attached):
 
         Concurrency: any number of processes; each record is changed as a whole. A process that dies
         in the middle costs the one record it was changing. Priorities, order and generations stay.
+        Cost: one native call, one copy of the patch; no lock that others need to read or to write
+        other records.
         """
         given = self._named(batch, index, generation, "update_if_present")
         verdicts = self._updates.update(given, patch, version_key, version, require_newer, timeout)

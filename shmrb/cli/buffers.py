@@ -17,7 +17,7 @@ from shmrb.cli.progress import progress
 from shmrb.cli.target import Target, target_of
 from shmrb.client import connect
 from shmrb.description import Path as FieldPath
-from shmrb.errors import AttachError, ShmrbError, SpecError
+from shmrb.errors import AttachError, DeadlineError, ShmrbError, SpecError
 from shmrb.fields import show_path
 from shmrb.results import BufferStats
 from shmrb.schema import Schema, schema_from_env
@@ -25,6 +25,9 @@ from shmrb.segment import lag, survey
 from shmrb.segment.directory import Exist, Root
 from shmrb.segment.entries import State
 from shmrb.spec import Limiter, MemmapStorage, MinSize, RateLimiter, SharedStorage
+
+# How long a look at one record waits for who is writing it, seconds.
+LOOK_S = 0.02
 
 Socket = Annotated[str | None, typer.Option("--socket", help="Path of the daemon's socket.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
@@ -286,14 +289,14 @@ def _newest(
     lane = max(stats.lanes, key=lambda info: info.written_ns)
     lane_capacity = stats.capacity // len(stats.lanes)
     oldest = max(lane.floor, lane.head - lane_capacity, lane.head - count)
-    handle = attach(name, root=root.path, role="observer", format="numpy")
+    handle = attach(name, root=root.path, role="observer", format="numpy", default_timeout=LOOK_S)
     try:
         for ticket in range(lane.head - 1, oldest - 1, -1):
             slot = lane.lane * lane_capacity + ticket % lane_capacity
             try:
                 fields = list(_fields(handle, slot))
-            except IndexError:
-                # Void, or overwritten since.
+            except (IndexError, DeadlineError):
+                # Void, overwritten since, or still in somebody's hands.
                 continue
             yield slot, int(handle.generations_of(slot)), fields
     finally:

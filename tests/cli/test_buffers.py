@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import shmrb
+from helpers.child import emit
 from helpers.daemons import Daemons
+from helpers.procs import Children
 from shmrb.cli import exits
 
 Shell = Callable[..., Any]
@@ -144,6 +146,42 @@ def test_a_schema_that_was_written_by_us_is_read_again(shmrb_: Shell, tmp_path: 
     rb.add((np.ones(3), np.int64(5)))
     [record] = json.loads(shmrb_("show", "a", "--records", 1, "--json").out)["records"]
     assert record["fields"] == [[["0"], [1.0, 1.0, 1.0]], [["1"], 5]]
+
+
+def write_and_stand_still(buffer: str) -> None:
+    """SHMRB_STOP_AT stops it in the middle of its second write."""
+    handle = shmrb.attach(buffer, format="numpy", client_name="stopped")
+    for first in (0, 4):
+        handle.extend({"uid": np.arange(first, first + 4), "body": np.zeros((4, 64), np.uint8)})
+        emit("written")
+
+
+def test_commands_show_what_is_whole_while_a_writer_stands_still(
+    shmrb_: Shell, surroundings: str, children: Children
+) -> None:
+    schema = {"uid": "int64", "body": ("uint8", 64)}
+    with shmrb.ReplayBuffer("half", storage=shmrb.SharedStorage(16), schema=schema, format="numpy"):
+        environment = {"SHMRB_STOP_AT": "mid_payload:stop:2"}
+        writer = children.start(write_and_stand_still, buffer="half", environment=environment)
+        writer.expect("written")
+        writer.wait_stopped()
+        [row] = json.loads(shmrb_("ls", "--json").out)
+        assert (row["size"], row["write_count"]) == (4, 4)
+        [totals] = json.loads(shmrb_("stats", "--json").out)
+        assert (totals["size"], totals["write_count"]) == (4, 4)
+        assert json.loads(shmrb_("stats", "half", "--json").out)["size"] == 4
+        shown = json.loads(shmrb_("show", "half", "--records", 8, "--json").out)
+        assert [record["fields"][0][1] for record in shown["records"]] == [3, 2, 1, 0]
+        [seen] = json.loads(shmrb_("top", "--json", "--interval", 0.01).out)
+        assert seen["size"] == 4
+        assert shmrb_("doctor", "half").code == exits.OK
+        if surroundings == "daemon":
+            told = shmrb_("stats", "--prometheus").out
+            assert re.search(r'^shmrb_buffer_records\{.*"half".*\} 4', told, re.MULTILINE)
+        writer.resume()
+        writer.expect("written")
+        writer.succeed()
+        assert json.loads(shmrb_("ls", "--json").out)[0]["size"] == 8
 
 
 def test_foreign_things_in_the_root_are_listed_and_left_alone(shmrb_: Shell, root: Path) -> None:

@@ -18,6 +18,7 @@ import shmrb
 from helpers.child import emit, receive
 from helpers.daemons import Daemons
 from helpers.procs import Child, Children, until
+from shmrb import core
 from shmrbd import metrics, scrape
 
 SCHEMA = {"uid": "int64", "policy_version": "int64"}
@@ -119,6 +120,25 @@ def test_a_buffers_numbers_are_those_of_its_stats(
     assert {key[0] for key in samples(body)} == {key[0] for key in found}
     labels = {key[1:] for key in found if key[0].startswith("shmrb_buffer_")}
     assert str(os.getpid()) not in str(labels), "labels are bounded"
+
+
+@pytest.mark.parametrize("border", [1 << 31, 1 << 32])
+def test_counts_beyond_32_bits_are_told_as_they_are(daemon: Child, root: Path, border: int) -> None:
+    with shmrb.connect(timeout=60) as client:
+        handle = client.create("far", storage=shmrb.SharedStorage(8), schema=SCHEMA, format="numpy")
+        handle.extend({"uid": np.arange(4), "policy_version": np.zeros(4, np.int64)})
+        member = handle._attachment.member
+        offset, size = core.abi()["LaneBlock"]["fields"]["head"]
+        head = member.mapping("ctl").view("<i8", member.layout.regions["lanes"].offset + offset, 8)
+        head[0] = border - 2
+        member.segment.count(core.Counter.REFUSED_PRIORITIES, border)
+        handle.extend({"uid": np.arange(4), "policy_version": np.zeros(4, np.int64)})
+        assert client.stats("far").write_count == border + 2
+        assert client.stats("far").lanes[0].head == border + 2
+        found = samples(client.metrics())
+    assert size == 8
+    assert found["shmrb_buffer_refused_priorities_total", "far"] == border
+    assert min(found.values()) >= 0
 
 
 def test_what_is_no_scrape_is_refused_and_nobody_else_waits(

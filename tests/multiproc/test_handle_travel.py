@@ -127,6 +127,35 @@ def test_to_the_workers_of_a_pool(rb: shmrb.ReplayBuffer) -> None:
     until(lambda: sum(client.alive for client in rb.statistics().clients) == 1)
 
 
+@pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_to_the_workers_of_a_data_loader(rb: shmrb.ReplayBuffer) -> None:
+    """While batches wait that were drawn ahead, which stay where they are."""
+    # Here, not above: children that load this file shall not have torch.
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Batches(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[tuple[int, Any]]:
+            for _ in range(3):
+                batch = handle.sample()
+                assert stamped.torn(batch) == []
+                yield handle._attachment.member.token, batch["uid"]
+
+    with shmrb.attach("travels", format="numpy", prefetch=2) as handle:
+        handle.sample()
+        until(lambda: handle.stats()["prefetch_queue_size"] == 2)
+        loader = DataLoader(
+            Batches(), batch_size=None, num_workers=4, multiprocessing_context="fork"
+        )
+        drawn = list(loader)
+        assert handle.stats()["prefetch_queue_size"] == 2
+    tokens = {token for token, _ in drawn}
+    assert len(drawn) == 12
+    assert len(tokens) == 4, "a client slot each"
+    assert {int(uid) for _, uids in drawn for uid in uids} <= set(rb["uid"].tolist())
+    until(lambda: sum(client.alive for client in rb.statistics().clients) == 1)
+
+
 def test_forked_children_draw_their_own(children: Children, rb: shmrb.ReplayBuffer) -> None:
     """A seed makes one handle repeatable; a copy of its stream would give everybody one batch."""
     rb.extend(stamped.records(1, 8, 56, BODY))

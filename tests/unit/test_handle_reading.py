@@ -320,6 +320,15 @@ class TestPasses:
             assert sorted(seen.tolist()) == list(range(50))
             assert seen.tolist() != sorted(seen.tolist())
 
+    def test_a_pass_is_one_handles_own(self, new: New) -> None:
+        order = shmrb.SamplerWithoutReplacement()
+        one = new("passes", capacity=16, schema={"x": "int64"}, sampler=order, batch_size=4)
+        one.extend({"x": np.arange(8)})
+        with shmrb.attach("passes", format="numpy") as other:
+            first = one.sample()["x"].tolist()
+            assert sorted(x for batch in other for x in batch["x"].tolist()) == list(range(8))
+            assert sorted(first + one.sample()["x"].tolist()) == list(range(8))
+
     def test_lanes_are_passed_through(self, new: New) -> None:
         storage = shmrb.SharedStorage(32, lanes=2)
         rb = new(

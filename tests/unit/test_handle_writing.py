@@ -271,6 +271,24 @@ class TestRing:
         assert rb.extend({"uid": np.arange(3, 11)}).tolist() == [3, 4, 5, 6, 7, 0, 1, 2]
         assert rb["uid"].tolist() == [8, 9, 10, 3, 4, 5, 6, 7]
 
+    def test_longer_episodes_take_no_more_memory(self, new: New, root: Path) -> None:
+        """Capacity counts records, however many of them an episode has."""
+        schema = {"x": "int64", "next": {"done": bool}}
+        rb = new("episodes", capacity=1000, schema=schema)
+
+        def bytes_held() -> int:
+            return sum(file.stat().st_blocks for file in (root / "episodes").iterdir())
+
+        before = bytes_held()
+        for length in (1, 100):
+            for _ in range(100):
+                done = np.zeros(length, bool)
+                done[-1] = True
+                rb.extend({"x": np.arange(length), "next": {"done": done}})
+                assert len(rb) <= 1000
+        assert len(rb) == 1000
+        assert bytes_held() == before
+
 
 class TestLanes:
     def test_handle_leases_a_lane_and_keeps_it(self, new: New) -> None:
