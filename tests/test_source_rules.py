@@ -37,6 +37,10 @@ BANNED_NAMES = {"common", "helper", "helpers", "manager", "managers", "misc", "u
 LATER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
 
 
+# Numbers of lists that lie outside the project.
+NUMBERED = re.compile(r"\b(cas" + "es?|issu" + r"es?) #?\d+\b", re.IGNORECASE)
+
+
 def _in_library(path: PurePosixPath) -> bool:
     return path.parts[0] in ("shmrb", "daemon")
 
@@ -94,6 +98,12 @@ def no_sleep_in_tests(path: PurePosixPath, text: str) -> str:
     return ""
 
 
+def named_by_behaviour(path: PurePosixPath, text: str) -> str:
+    if path.suffix == ".py" and (number := NUMBERED.search(text)):
+        return f"says {number[0]!r}: a reader has no such list; say what happens"
+    return ""
+
+
 RULES: list[Callable[[PurePosixPath, str], str]] = [
     memory_order_in_one_header,
     python_at_the_doorway,
@@ -102,6 +112,7 @@ RULES: list[Callable[[PurePosixPath, str], str]] = [
     telling_name,
     nothing_for_later,
     no_sleep_in_tests,
+    named_by_behaviour,
 ]
 
 BROKEN = {
@@ -126,6 +137,7 @@ BROKEN = {
         ("tests/test_a.py", "time.sl" + "eep(1)"),
         ("tests/b.py", "sl" + "eep(1)"),
     ],
+    named_by_behaviour: [("tests/a.py", "# Cas" + "e 7: all alike"), ("a.py", "issu" + "e #4")],
 }
 SOUND = [
     ("shmrb/native/order.h", "__atomic_load_n(word, __ATOMIC_ACQUIRE);"),

@@ -58,7 +58,7 @@ BAD = {
 
 
 def test_the_doctor_finds_what_is_bad_where_it_is_bad(in_own_mounts: InOwnMounts) -> None:
-    """Cases 67 and 89, and what else a namespace can make real."""
+    """What a namespace can make real."""
     child = in_own_mounts(look_around)
     for place, (code, check, level, advice) in BAD.items():
         asked = child.expect("asked")

@@ -37,7 +37,7 @@ def create_and_die(root: str, socket: str) -> None:
 def test_what_one_daemon_clears_away_is_its_own(
     daemons: Daemons, children: Children, root: Path, tmp_path: Path
 ) -> None:
-    """Case 70: both have a buffer called main, and strangers lie beside with similar names."""
+    """Both have a buffer called main, and strangers lie beside with similar names."""
     other = root.parent / "other"
     beside = Path(f"{root.parent}.x")
     strangers = [root.parent / "segments-x", root / ".new.mine", beside]
@@ -64,7 +64,6 @@ def test_what_one_daemon_clears_away_is_its_own(
 
 
 def test_a_buffer_removed_by_hand_does_not_end_the_daemon(daemons: Daemons, root: Path) -> None:
-    """Case 74."""
     daemon = daemons.start("--sweep-interval-s=0.01")
     with shmrb.connect() as client:
         for name in ("gone", "kept"):
@@ -118,7 +117,7 @@ def fill(buffer: str, group: str) -> None:
 def test_the_creator_pays_for_the_memory_not_who_writes(
     daemons: Daemons, children: Children
 ) -> None:
-    """Case 85: 32 MiB, written from where 8 are allowed; whoever was charged would be killed."""
+    """32 MiB, written from where 8 are allowed; whoever was charged would be killed."""
     daemons.start()
     with (
         memory_group(f"shmrb-test-{os.getpid()}", 8 * MIB) as group,

@@ -274,7 +274,7 @@ def test_a_death_in_a_container_is_proved_outside_and_the_other_way(
 
 
 def test_equal_pids_confuse_nobody(contained: Contained, rb: shmrb.ReplayBuffer) -> None:
-    """Cases 88 (b), (c): what bears the number of the dead is no sign of life, nor of death."""
+    """What bears the number of the dead is no sign of life, nor of death."""
     living = contained(write_to_a_point, point="mid_payload", action="stop")
     dying = contained(write_to_a_point, point="mid_payload", action="kill")
     tokens = set()
@@ -317,7 +317,7 @@ def test_a_child_with_its_parents_number_is_another_process(
 def test_a_living_process_with_the_number_of_the_dead_is_no_sign_of_life(
     children: Children, rb: shmrb.ReplayBuffer, root: Path
 ) -> None:
-    """Case 88 (a): as when a number is given again, to a stranger or to this very process."""
+    """As when a number is given again, to a stranger or to this very process."""
     for number in (os.getppid(), os.getpid()):
         victim = children.start(write_to_a_point, point="mid_payload", action="kill")
         token = victim.expect("attached")["token"]

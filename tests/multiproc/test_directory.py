@@ -576,7 +576,6 @@ def test_a_stopped_administrator_is_named(children: Children, root: Path) -> Non
 
 
 def test_who_waits_for_the_administrator_can_be_interrupted(children: Children, root: Path) -> None:
-    """Case 89."""
     with administration_lock(str(root), 0o600, 10):
         child = children.start(create_when_told, root=str(root))
         child.expect("ready")

@@ -145,7 +145,6 @@ def test_what_does_not_fit_is_refused_and_what_fits_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    """Cases 65 and 66."""
     if kind == "ext4" and (os.geteuid() != 0 or shutil.which("mkfs.ext4") is None):
         pytest.skip("only root can mount a disk, and mkfs.ext4 must make one")
     monkeypatch.setenv("SMALL_DISK", str(tmp_path / "disk"))
@@ -232,7 +231,6 @@ def serve_on_a_full_disk(root: str) -> None:
 def test_a_daemon_lives_on_when_its_disk_and_its_root_fill_up(
     children: Children, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 66."""
     monkeypatch.setenv("SMALL_DISK", str(tmp_path / "disk"))
     child = own_mounts(children, root)(serve_on_a_full_disk)
     assert (
@@ -255,7 +253,7 @@ def create_and_be_killed(root: str) -> None:
 def test_creators_that_die_half_way_never_block_the_name_nor_fill_the_memory(
     children: Children, root: Path
 ) -> None:
-    """Case 69: each round clears what the one before it left."""
+    """Each round clears what the one before it left."""
     for _ in range(3):
         child = children.start(
             create_and_be_killed, root=str(root), environment={"SHMRB_STOP_AT": "sized:kill"}

@@ -165,7 +165,7 @@ def fields(count: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("batches", [500, pytest.param(10_000, marks=LONG)])
 def test_kept_batches_cost_no_descriptors(children: Children, batches: int) -> None:
-    """Case 71: 40 fields, and every batch is kept."""
+    """40 fields, and every batch is kept."""
     with shmrb.ReplayBuffer(
         "wide", storage=shmrb.SharedStorage(8), schema=fields(40), format="numpy"
     ) as rb:
@@ -176,7 +176,7 @@ def test_kept_batches_cost_no_descriptors(children: Children, batches: int) -> N
 
 
 def test_mappings_are_per_file_not_per_field() -> None:
-    """Case 72: control, slots, data, the lock's page and the two semaphores, for any schema."""
+    """Control, slots, data, the lock's page and the two semaphores, for any schema."""
 
     def mappings(count: int) -> int:
         made = [
@@ -197,7 +197,6 @@ def test_mappings_are_per_file_not_per_field() -> None:
 
 
 def test_a_buffer_removed_by_hand_ends_nobody(children: Children, root: Path) -> None:
-    """Case 74."""
     rb = shmrb.ReplayBuffer(
         "gone", storage=shmrb.SharedStorage(8), schema={"x": "int64"}, format="numpy"
     )

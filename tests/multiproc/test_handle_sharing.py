@@ -353,7 +353,7 @@ def test_learner_may_start_before_the_buffer(children: Children) -> None:
 
 
 def test_attachers_wait_for_a_creator_that_is_not_done(children: Children) -> None:
-    """Case 68: a name never shows what is half made, for as long as that may take."""
+    """A name never shows what is half made, for as long as that may take."""
     creator = children.start(
         create_at_leisure, buffer="slow", environment={"SHMRB_STOP_AT": "sized:stop"}
     )

@@ -134,7 +134,6 @@ SOME = {way: WAYS[way] for way in ("return", "exception", "kill")}
 def test_no_way_of_leaving_takes_the_buffer_along(
     children: Children, root: Path, method: str, ways: dict[str, int]
 ) -> None:
-    """Case 62."""
     with shmrb.ReplayBuffer("ring", storage=STORAGE, schema=SCHEMA, format="numpy") as rb:
         rb.add({"uid": 0})
         inode = (root / "ring").stat().st_ino
@@ -168,7 +167,7 @@ def _check_what_was_said(child: Child, way: str) -> None:
 
 
 def test_a_tree_of_processes_ends_without_a_word(children: Children) -> None:
-    """Case 63: no tracker complains about what it should not know."""
+    """No tracker complains about what it should not know."""
     methods = {"fork": 16, "spawn": 2, "forkserver": 2}
     creator = children.start(create_and_send_visitors, methods=methods)
     assert creator.expect("ended") == {"codes": [0] * 20, "records": 28}
@@ -211,7 +210,7 @@ class Costs:
 def test_visits_leave_client_and_daemon_as_they_were(
     daemons: Daemons, children: Children, times: int
 ) -> None:
-    """Case 73. The daemon remembers a thousand events, and nothing else."""
+    """The daemon remembers a thousand events, and nothing else."""
     daemon = daemons.start("--sweep-interval-s=0.02")
     with shmrb.connect(timeout=30) as client:
         rb = client.create("ring", storage=STORAGE, schema=SCHEMA, format="numpy")
@@ -232,7 +231,7 @@ def test_visits_leave_client_and_daemon_as_they_were(
 def test_short_lived_processes_leave_the_daemon_as_it_was(
     daemons: Daemons, children: Children, times: int
 ) -> None:
-    """Case 73, and every other one dies."""
+    """Every other one dies."""
     daemon = daemons.start("--sweep-interval-s=0.02")
     with shmrb.connect(timeout=30) as client:
         rb = client.create("ring", storage=STORAGE, schema=SCHEMA, format="numpy")

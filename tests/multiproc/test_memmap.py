@@ -174,7 +174,6 @@ def test_a_writer_killed_on_a_disk_costs_only_its_own_records(
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_modes_are_the_roots_whatever_the_umask(root: Path, disk: Path, umask: int) -> None:
-    """Case 75."""
     before = os.umask(umask)
     try:
         Root(root, mode=0o660).create(disk_spec(disk / "deep" / "er"), "a/b")
@@ -196,7 +195,6 @@ def test_modes_are_the_roots_whatever_the_umask(root: Path, disk: Path, umask: i
 def test_links_among_the_files_lead_nowhere(
     root: Path, disk: Path, tmp_path: Path, planted: str
 ) -> None:
-    """Case 77."""
     place = Root(root)
     place.create(disk_spec(disk), "a/b")
     victim, link = tmp_path / "victim", disk / "a+b" / planted
