@@ -16,6 +16,8 @@ import shmrb
 from helpers.child import emit, receive
 from helpers.daemons import Daemons
 from helpers.procs import Children, until
+from shmrb.segment import doorbell
+from shmrb.segment.directory import Root
 
 SCHEMA = {"uid": "int64"}
 STORAGE = shmrb.SharedStorage(64)
@@ -59,6 +61,7 @@ def test_what_one_daemon_clears_away_is_its_own(
         neighbour.extend({"uid": np.arange(10)})
         assert client.stats("main").write_count == 20
         neighbour.close()
+        client.drop("main")
     assert [stranger.read_text() for stranger in strangers] == ["precious"] * 3
     beside.unlink()
 
@@ -68,7 +71,9 @@ def test_a_buffer_removed_by_hand_does_not_end_the_daemon(daemons: Daemons, root
     with shmrb.connect() as client:
         for name in ("gone", "kept"):
             client.create(name, storage=STORAGE, schema=SCHEMA, format="numpy").close()
-        shutil.rmtree(root / "gone")
+        entry = Root(root).require("gone")
+        shutil.rmtree(entry.path)
+        doorbell.unlink_semaphores(entry.uuid or b"")
         until(lambda: "shmrb_daemon_buffers 1.0" in client.metrics())
         assert [summary.name for summary in client.list()] == ["kept"]
         assert client.ping().pid == daemon.pid

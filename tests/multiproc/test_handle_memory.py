@@ -15,6 +15,8 @@ import shmrb
 from helpers import stamped
 from helpers.child import emit, receive
 from helpers.procs import Children
+from shmrb.segment import doorbell
+from shmrb.segment.directory import Root
 
 BODY = 4096
 MIB = 1 << 20
@@ -203,7 +205,9 @@ def test_a_buffer_removed_by_hand_ends_nobody(children: Children, root: Path) ->
     rb.extend({"x": np.arange(8)})
     child = children.start(lose_its_files, buffer="gone")
     child.expect("attached")
-    shutil.rmtree(root / "gone")
+    entry = Root(root).require("gone")
+    shutil.rmtree(entry.path)
+    doorbell.unlink_semaphores(entry.uuid or b"")
     child.send("go on")
     assert child.expect("drew") == {"records": 4}
     child.succeed()
