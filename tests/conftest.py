@@ -56,7 +56,7 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
 
 
 @pytest.fixture(autouse=True)
-def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def root(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A root of segments (tmpfs), a socket path and a working directory for this test alone.
 
     Children inherit all three. An interpreter that runs with -c or -m imports from its working
@@ -69,13 +69,14 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SHMRB_SOCKET", str(base / "daemon.sock"))
     monkeypatch.chdir(base)
     yield segments
-    _remove_semaphores(segments)
+    for place in filter(None, (base, request.node.funcargs.get("tmp_path"))):
+        _remove_semaphores(place)
     shutil.rmtree(base)
 
 
-def _remove_semaphores(segments: Path) -> None:
-    """Removes what the buffers left in this root have outside of it."""
-    for meta in segments.glob("*/meta"):
+def _remove_semaphores(place: Path) -> None:
+    """Removes what the buffers that are left below a directory have outside of it."""
+    for meta in place.rglob("meta"):
         # Here, not above: tests without buffers shall not need the library.
         from shmrb.errors import ShmrbError
         from shmrb.segment import layout, names

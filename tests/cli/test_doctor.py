@@ -437,6 +437,9 @@ def test_what_cannot_be_verified_has_its_exit_code(shmrb_: Shell, root: Path) ->
     assert shmrb_("create", "later", "--capacity", 10).code == exits.OK
     assert shmrb_("doctor", "later").code == exits.OK
     with new():
-        (root / "a" / "meta").chmod(0o600)
-        (root / "a" / "meta").write_bytes(b"x" * 8192)
+        meta = root / "a" / "meta"
+        whole = meta.read_bytes()
+        meta.chmod(0o600)
+        meta.write_bytes(b"x" * 8192)
         assert shmrb_("doctor", "a").code == exits.UNREADABLE
+        meta.write_bytes(whole)

@@ -534,6 +534,7 @@ def test_closing_after_the_root_was_removed_leaves_it_removed(root: Path) -> Non
     shutil.rmtree(root)
     member.close()
     assert not root.exists()
+    unlink_semaphores(created.entry.uuid or b"")
 
 
 def test_a_private_buffer_whose_creator_was_killed_is_reclaimed(
