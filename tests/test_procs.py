@@ -81,15 +81,17 @@ def test_nothing_survives_the_fixture(tmp_path: Path) -> None:
 
 def test_watchdog_ends_a_hanging_test(tmp_path: Path) -> None:
     (tmp_path / "test_hang.py").write_text(
-        "import pytest\n"
+        "import signal, pytest\n"
         "from helpers.child import emit, receive\n"
         "def wait_forever():\n"
         "    emit('ready')\n"
         "    receive()\n"
-        "@pytest.mark.watchdog(0.5)\n"
+        "@pytest.mark.watchdog(60)\n"
         "def test_hang(children):\n"
         "    child = children.start(wait_forever)\n"
         "    child.expect('ready')\n"
+        # The time is up at once, but not before the child can be asked for its stacks.
+        "    signal.setitimer(signal.ITIMER_REAL, 0.1)\n"
         "    child.expect('never')\n"
     )
     tests = Path(__file__).parent
@@ -102,7 +104,7 @@ def test_watchdog_ends_a_hanging_test(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "watchdog: the test still ran after 0.5 s" in done.stdout
+    assert "watchdog: the test still ran after 60 s" in done.stdout
     # The stacks of both processes: the test's own on stderr, the child's in the report.
     assert "in test_hang" in done.stderr
     assert "in wait_forever" in done.stdout
