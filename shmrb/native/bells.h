@@ -25,9 +25,10 @@ inline uint32_t take_waiters(uint64_t& bell) {
 // Rings after a change. Returns the semaphore posts owed: the caller posts them, since only it has the semaphore open.
 inline uint32_t ring(BellBlock& bell) {
   order::full_fence();
-  if (take_waiters(bell.futex) != 0) futex_wake(reinterpret_cast<uint32_t*>(&bell.futex), INT_MAX);
+  uint32_t asleep = take_waiters(bell.futex);
   uint32_t owed = take_waiters(bell.semaphore);
-  if (owed != 0) stopping::at(stopping::kNotifying);
+  if (asleep != 0 || owed != 0) stopping::at(stopping::kNotifying);
+  if (asleep != 0) futex_wake(reinterpret_cast<uint32_t*>(&bell.futex), INT_MAX);
   return owed;
 }
 

@@ -67,9 +67,17 @@ def prepare() -> None:
 
 
 def run_in_multiprocessing(
-    orders: Connection, events: Connection, errors_file: str, target: Any, kwargs: dict[str, Any]
+    orders: Connection,
+    events: Connection,
+    errors_file: str,
+    environment: dict[str, str],
+    target: Any,
+    kwargs: dict[str, Any],
 ) -> None:
     """Entry of a multiprocessing child: `target` is a function (fork) or its (file, name)."""
+    # A fork server has the environment of the first test that used it.
+    os.environ.clear()
+    os.environ.update(environment)
     os.dup2(orders.fileno(), 0)
     os.dup2(events.fileno(), 1)
     errors = os.open(errors_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -301,7 +301,7 @@ class Children:
         events, events_in = context.Pipe(duplex=False)
         process = context.Process(
             target=child_side.run_in_multiprocessing,
-            args=(orders_out, events_in, str(errors), target, kwargs),
+            args=(orders_out, events_in, str(errors), dict(os.environ), target, kwargs),
         )
         process.start()
         orders_out.close()
