@@ -47,11 +47,10 @@ class Handles:
 
     @classmethod
     def of_tensors(cls, index: Any, generation: Any) -> Handles | None:
-        """Those that a batch brings back untouched, without a look at each number's dtype and place
-        from Python; None: they need the longer way."""
+        """Those that a batch brings back untouched; None: they need the longer way."""
         tensors = _stamps()
-        size = len(index) if index.ndim == 1 else -1
-        places = None if tensors is None or size < 0 else tensors.places([index, generation], size)
+        size = index.numel()
+        places = None if tensors is None else tensors.places([index, generation], size)
         if places is None:
             return None
         handles = cls.__new__(cls)
