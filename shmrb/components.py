@@ -64,11 +64,12 @@ class SharedStorage(Description):
 
 @dataclass(frozen=True, slots=True)
 class MemmapStorage(Description):
-    """Records in files of a directory on disk.
+    """Records in files on a disk: more than memory holds, and there again after a restart.
 
     Args:
         capacity: slots of the whole buffer, >= 1 and a multiple of `lanes`.
-        directory: where the files lie; kept as an absolute path.
+        directory: in which the buffer's own directory will lie, made if it is not there; kept as an
+            absolute path. On ext4, xfs or tmpfs; NFS, FUSE and overlay are refused.
         lanes: independent streams, each with one writer at a time.
     """
 

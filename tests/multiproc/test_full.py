@@ -254,7 +254,7 @@ def test_creators_that_die_half_way_never_block_the_name_nor_fill_the_memory(
     children: Children, root: Path
 ) -> None:
     """Each round clears what the one before it left."""
-    for _ in range(3):
+    for _ in range(2):
         child = children.start(
             create_and_be_killed, root=str(root), environment={"SHMRB_STOP_AT": "sized:kill"}
         )
