@@ -80,8 +80,9 @@ class ReplayBuffer(Sampling, WriteBack):
         default_timeout: seconds for waiting calls that give none.
         root: directory of the segments; None: $SHMRB_ROOT, else the service's, else the user's own.
         client_name: a label in listings and errors.
-        prefetch: batches that a thread of this handle draws ahead, of the handle's batch size. They
-            are checked when they are handed out: records that are gone by then are drawn again.
+        prefetch: batches that a thread of this handle draws ahead, of the handle's batch size;
+            None or 0: none. They are checked when they are handed out: records that are gone by
+            then are drawn again.
         progress: called from time to time while memory is reserved, with the bytes that have their
             place and the bytes of all. What it raises breaks the creation off; nothing is left.
         track_generations: only True: stamps are always on.
@@ -119,7 +120,7 @@ class ReplayBuffer(Sampling, WriteBack):
         default_timeout: float = opening.DEFAULT_TIMEOUT_S,
         root: str | None = None,
         client_name: str | None = None,
-        prefetch: int = 0,
+        prefetch: int | None = None,
         progress: Progress | None = None,
         track_generations: bool = True,
     ) -> None:
@@ -380,7 +381,7 @@ def attach(
     default_timeout: float = opening.DEFAULT_TIMEOUT_S,
     root: str | None = None,
     client_name: str | None = None,
-    prefetch: int = 0,
+    prefetch: int | None = None,
 ) -> ReplayBuffer:
     """Attaches to a buffer by its name, whoever created it.
 

@@ -64,7 +64,7 @@ class HandleOptions:
         format, cast, seed, default_timeout, client_name, role: as in `shmrb.attach`.
         priority_key: where records and batches may carry a priority.
         sampler, sample_unit, batch_size: None: the buffer's defaults.
-        prefetch: batches to draw ahead.
+        prefetch: batches to draw ahead; None: none.
     """
 
     format: str = "torch"
@@ -77,7 +77,7 @@ class HandleOptions:
     sampler: Sampler | None = None
     sample_unit: SampleUnit | None = None
     batch_size: int | None = None
-    prefetch: int = 0
+    prefetch: int | None = None
 
     def __post_init__(self) -> None:
         if self.format not in ("torch", "numpy"):
@@ -112,7 +112,7 @@ class HandleOptions:
             sample_unit=sample_unit,
             batch_size=batch_size,
             seed=None,
-            prefetch=0,
+            prefetch=None,
         )
 
 

@@ -30,12 +30,14 @@ def check_prefetch(prefetch: Any, spec: BufferSpec) -> int:
     """The number of batches to draw ahead.
 
     Args:
-        prefetch: as the user gave it.
+        prefetch: as the user gave it; None: none.
         spec: the buffer's, with the handle's own settings.
 
     Raises:
         SpecError: it is no number, or does not go with the rest.
     """
+    if prefetch is None:
+        return 0
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
         raise SpecError(f"prefetch: expected batches to draw ahead, >= 0, got {prefetch!r}.")
     if prefetch == 0:

@@ -390,3 +390,13 @@ def test_a_batch_that_could_not_be_checked_stays(new: New, monkeypatch: pytest.M
 def test_a_number_of_batches_is_asked_for(new: New, prefetch: Any) -> None:
     with pytest.raises(shmrb.SpecError, match="prefetch: expected batches to draw ahead"):
         new(schema=NUMBERS, batch_size=3, prefetch=prefetch)
+
+
+@pytest.mark.parametrize("prefetch", [None, 0])
+def test_none_draws_nothing_ahead(new: New, prefetch: int | None) -> None:
+    rb = new(schema=NUMBERS, batch_size=3, prefetch=prefetch)
+    rb.extend(numbers(1, 2, 3))
+    assert len(drawn(rb.sample())) == 3
+    assert rb._prefetcher is None
+    with pytest.raises(shmrb.SpecError, match="specified in advance"):
+        new(schema=NUMBERS, prefetch=1)
