@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from typing_extensions import CapsuleType
-
 
 FORMAT_NUMBER: int = 1
 
@@ -60,7 +58,7 @@ class Rng:
 class Tensors:
     """The fields of one schema as tensors of one class."""
 
-    def __init__(self, table: CapsuleType, tensor_class: type, layouts: Sequence[tuple[int, int, Sequence[int]]]) -> None: ...
+    def __init__(self, table: object, tensor_class: type, layouts: Sequence[tuple[int, int, Sequence[int]]]) -> None: ...
 
     def places(self, values: list, count: int) -> list[int] | None:
         """

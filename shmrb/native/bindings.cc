@@ -221,7 +221,10 @@ NB_MODULE(_native, m) {
 
   nb::class_<Tensors>(m, "Tensors", "The fields of one schema as tensors of one class.")
       .def(nb::init<nb::capsule, nb::type_object, const std::vector<std::tuple<int, int, std::vector<int64_t>>>&>(),
-           "table"_a, "tensor_class"_a, "layouts"_a)
+           "table"_a, "tensor_class"_a, "layouts"_a,
+           // The type of a capsule has another home in each Python; the stub shall be the same for all.
+           nb::sig("def __init__(self, table: object, tensor_class: type, layouts: "
+                   "Sequence[tuple[int, int, Sequence[int]]]) -> None"))
       .def("places", &Tensors::places, "values"_a, "count"_a,
            "Where the values of each field lie; None if one is not in memory just as its column needs it.")
       .def("place", &Tensors::place, "field"_a, "value"_a, "count"_a, "The same for one field.")
