@@ -23,8 +23,6 @@ LONGEST_S = 0.1
 # A read-only attachment cannot count itself as waiting: it looks again this often.
 _OBSERVER_POLL_S = 0.02
 
-Semaphores = tuple["posix_ipc.Semaphore", "posix_ipc.Semaphore"]
-
 
 def create_semaphores(uuid: bytes, mode: int) -> None:
     """Make both semaphores of a buffer, or none: then everybody waits on the futex words.
@@ -43,11 +41,10 @@ def create_semaphores(uuid: bytes, mode: int) -> None:
         unlink_semaphores(uuid)
 
 
-def open_semaphores(uuid: bytes) -> Semaphores | None:
-    """The semaphores of the records and the room bell, None if this process cannot use them."""
-    records, room = names.semaphore_names(uuid)
+def open_semaphore(name: str) -> posix_ipc.Semaphore | None:
+    """One of a buffer's semaphores, None if this process cannot use it."""
     try:
-        return posix_ipc.Semaphore(records), posix_ipc.Semaphore(room)
+        return posix_ipc.Semaphore(name)
     except (posix_ipc.Error, OSError):
         return None
 
@@ -60,14 +57,20 @@ def unlink_semaphores(uuid: bytes) -> None:
 
 
 class Bell:
-    """One wait class of one attachment. Threads may share it."""
+    """One wait class of one attachment. Threads may share it.
 
-    def __init__(
-        self, segment: core.Segment, which: core.Bell, semaphore: posix_ipc.Semaphore | None
-    ) -> None:
+    Args:
+        segment: the attachment's.
+        which: the class.
+        semaphore: its name; None: only the futex word is waited on.
+    """
+
+    def __init__(self, segment: core.Segment, which: core.Bell, semaphore: str | None) -> None:
         self._segment = segment
         self._which = int(which)
-        self._semaphore = semaphore
+        # Opened when it is needed: each takes a mapping, and most bells never ring.
+        self._name = semaphore
+        self._semaphore: posix_ipc.Semaphore | None = None
         # Whether somebody rings who cannot post semaphores, and what tells: the event at which a
         # sleep on ours ended unrung.
         self._is_for_futex = False
@@ -88,7 +91,8 @@ class Bell:
             False when the slice passed and nobody rang; True when it is time to look again.
         """
         seconds = max(0.0, min(seconds, LONGEST_S))
-        on_futex = self._semaphore is None or self._is_for_futex
+        with self._no_user:
+            on_futex = self._is_for_futex or self._open() is None
         status, event, *_ = self._segment.bell_enter(self._which, on_futex)
         if status == core.Status.READ_ONLY:
             time.sleep(min(seconds, _OBSERVER_POLL_S))
@@ -125,15 +129,26 @@ class Bell:
         """Give the semaphore back, once nobody sleeps on it. Again: nothing."""
         with self._no_user:
             semaphore, self._semaphore = self._semaphore, None
+            self._name = None
             self._no_user.wait_for(lambda: self._users == 0)
         if semaphore is not None:
             semaphore.close()
 
     def abandon(self) -> None:
         """In a forked child, where none of the parent's threads lives: give the semaphore back."""
+        self._name = None
         if self._semaphore is not None:
             self._semaphore.close()
             self._semaphore = None
+
+    def _open(self) -> posix_ipc.Semaphore | None:
+        """REQUIRES: `_no_user` is held."""
+        if self._semaphore is None and self._name is not None:
+            self._semaphore = open_semaphore(self._name)
+            # Once without it, always: where a client waits must not change while it does.
+            if self._semaphore is None:
+                self._name = None
+        return self._semaphore
 
     def _sleep(self, event: int, seconds: float, on_futex: bool) -> bool:
         if on_futex:
@@ -152,7 +167,7 @@ class Bell:
     @contextlib.contextmanager
     def _using(self) -> Iterator[posix_ipc.Semaphore | None]:
         with self._no_user:
-            semaphore = self._semaphore
+            semaphore = self._open()
             self._users += 1
         try:
             yield semaphore

@@ -22,7 +22,7 @@ from shmrb.errors import (
 )
 from shmrb.segment import boot, entries, names
 from shmrb.segment.directory import Root
-from shmrb.segment.doorbell import Bell, open_semaphores
+from shmrb.segment.doorbell import Bell
 from shmrb.segment.entries import Entry, State
 from shmrb.segment.filesystem import unproven
 from shmrb.segment.layout import CONSUMPTION_WORDS, Layout, start_levels
@@ -353,7 +353,7 @@ class Member:
             boot.take_up(self._entry.path, partial(self._root.lock_of, self._entry.place))
             self._settles = True
         has_bells = self._role is not ClientRole.OBSERVER
-        records, room = (open_semaphores(self.uuid) if has_bells else None) or (None, None)
+        records, room = names.semaphore_names(self.uuid) if has_bells else (None, None)
         self._bells = {
             Which.RECORDS: Bell(self.segment, Which.RECORDS, records),
             Which.ROOM: Bell(self.segment, Which.ROOM, room),

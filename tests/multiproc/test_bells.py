@@ -15,14 +15,14 @@ from helpers.mounts import InOwnMounts
 from helpers.procs import Children
 from helpers.segments import read_uids, uid_spec, write_uids
 from shmrb.core import Bell, Status
-from shmrb.segment import member as members
+from shmrb.segment import doorbell
 from shmrb.segment.directory import Root
 from shmrb.segment.member import Member
 
 
 def wait_for_record(root: str, semaphores: bool = True) -> None:
     if not semaphores:
-        members.open_semaphores = lambda uuid: None
+        doorbell.open_semaphore = lambda name: None
     member = Member.join(root, "ring")
     bell = member.bell(Bell.RECORDS)
 
@@ -40,7 +40,7 @@ def wait_for_record(root: str, semaphores: bool = True) -> None:
 def raise_in_handler(root: str, semaphores: bool) -> None:
     """What a signal's handler raises ends the wait, whatever it is."""
     if not semaphores:
-        members.open_semaphores = lambda uuid: None
+        doorbell.open_semaphore = lambda name: None
     member = Member.join(root, "ring")
     bell = member.bell(Bell.RECORDS)
 

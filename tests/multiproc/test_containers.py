@@ -28,7 +28,7 @@ from helpers.daemons import Daemons, daemons_for
 from helpers.procs import Child, Children, until
 from shmrb import core
 from shmrb.core import Bell, Status
-from shmrb.segment import doorbell
+from shmrb.segment import doorbell, names
 from shmrb.segment.member import Member
 
 SCHEMA = {"uid": "int64"}
@@ -112,7 +112,8 @@ def use_the_daemon() -> None:
     ]
     with shmrb.connect(timeout=30) as client:
         handle = client.attach("made/outside", format="numpy", client_name="inside")
-        has_semaphores = doorbell.open_semaphores(handle._attachment.member.uuid) is not None
+        records, _ = names.semaphore_names(handle._attachment.member.uuid)
+        has_semaphores = doorbell.open_semaphore(records) is not None
         records = handle["uid"].tolist()
         handle.extend({"uid": np.arange(3)})
         made = client.create("made/inside", storage=STORAGE, schema=SCHEMA, format="numpy")

@@ -178,7 +178,7 @@ def test_kept_batches_cost_no_descriptors(children: Children, batches: int) -> N
 
 
 def test_mappings_are_per_file_not_per_field() -> None:
-    """Control, slots, data, the lock's page and the two semaphores, for any schema."""
+    """Control, slots, data and the lock's page, for any schema; bells have none until they ring."""
 
     def mappings(count: int) -> int:
         made = [
@@ -195,7 +195,7 @@ def test_mappings_are_per_file_not_per_field() -> None:
             rb.close()
         return maps
 
-    assert mappings(200) == mappings(1) == 5 * 6
+    assert mappings(200) == mappings(1) == 5 * 4
 
 
 def test_a_buffer_removed_by_hand_ends_nobody(children: Children, root: Path) -> None:
