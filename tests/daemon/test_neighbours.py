@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import shmrb
+from helpers.cgroups import memory_cgroup
 from helpers.child import emit, receive
 from helpers.daemons import Daemons
 from helpers.procs import Children, until
@@ -85,28 +83,6 @@ def test_a_buffer_removed_by_hand_does_not_end_the_daemon(daemons: Daemons, root
 # Memory
 
 
-@contextmanager
-def memory_group(name: str, limit: int) -> Iterator[Path]:
-    """A cgroup of this limit, to be entered by writing a pid into its `cgroup.procs`."""
-    version_1, version_2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-    file = "memory.limit_in_bytes" if (version_1 / "cgroup.procs").exists() else "memory.max"
-    group = (version_1 if version_1.exists() else version_2) / name
-    try:
-        group.mkdir()
-        (group / file).write_text(str(limit))
-    except OSError as error:
-        if group.is_dir():
-            group.rmdir()
-        pytest.skip(f"no memory cgroups for this user: {error}")
-    try:
-        yield group
-    finally:
-        for pid in (group / "cgroup.procs").read_text().split():
-            with suppress(OSError):
-                (group.parent / "cgroup.procs").write_text(pid)
-        group.rmdir()
-
-
 def fill(buffer: str, group: str) -> None:
     """Writes every slot from a cgroup that is too small for them."""
     handle = shmrb.attach(buffer, format="numpy")
@@ -125,7 +101,7 @@ def test_the_creator_pays_for_the_memory_not_who_writes(
     """32 MiB, written from where 8 are allowed; whoever was charged would be killed."""
     daemons.start()
     with (
-        memory_group(f"shmrb-test-{os.getpid()}", 8 * MIB) as group,
+        memory_cgroup(8 * MIB) as group,
         shmrb.connect() as client,
     ):
         schema = {"body": ("uint8", (1024,))}

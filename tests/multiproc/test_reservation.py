@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from helpers.cgroups import memory_cgroup
 from helpers.child import emit, receive
-from helpers.procs import Child, Children, until
+from helpers.procs import Child, Children
 from helpers.segments import remains, sized_spec, uid_spec
 from shmrb.errors import CapacityError, ShmrbError
 from shmrb.segment.cgroups import memory_cgroups
@@ -22,36 +22,14 @@ from shmrb.segment.member import Member
 MIB = 1024 * 1024
 LIMIT = 160 * MIB
 
-# A cgroup whose `memory` controller serves those below it, and that is ours to use.
-DELEGATED = "SHMRB_TEST_CGROUP"
-
 InOwnMounts = Callable[[Callable[..., None]], Child]
 
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A cgroup that allows `LIMIT` bytes of memory, below one that somebody delegated to us."""
-    delegated = os.environ.get(DELEGATED)
-    if delegated is None:
-        pytest.skip(f"{DELEGATED} names no cgroup in which this test may make another")
-    group = Path(delegated, f"shmrb-test-{uuid.uuid4().hex[:8]}")
-    group.mkdir()
-    try:
-        names = ("memory.max", "memory.limit_in_bytes")
-        limit = next(group / name for name in names if (group / name).exists())
-        limit.write_text(str(LIMIT))
+    """A cgroup that allows `LIMIT` bytes of memory."""
+    with memory_cgroup(LIMIT) as group:
         yield group
-    finally:
-        # Processes leave their cgroup a moment after they are reaped.
-        until(lambda: _removed(group))
-
-
-def _removed(group: Path) -> bool:
-    try:
-        group.rmdir()
-    except OSError:
-        return False
-    return True
 
 
 def create(root: str, mebibytes: int) -> None:
