@@ -29,6 +29,7 @@ def test_made_once_and_again_after_an_interrupted_install(tmp_path: Path) -> Non
     assert not (tmp_path / "peer" / "left over").exists()
 
 
+@pytest.mark.long
 def test_a_failed_install_says_what_pip_said_and_counts_as_not_made(tmp_path: Path) -> None:
     nowhere = Environment((str(tmp_path / "no-such-package"),))
     with pytest.raises(EnvironmentUnavailable, match="no-such-package"):

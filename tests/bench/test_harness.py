@@ -305,7 +305,13 @@ def test_a_writer_that_cannot_start_fails_the_scene(fake: Any, tmp_path: Path) -
 # shmrb itself as a contender
 
 
-@pytest.mark.parametrize("contender", [OURS_NUMPY, OURS_TENSORDICT], ids=lambda c: c.variant)
+@pytest.mark.parametrize(
+    "contender",
+    [
+        pytest.param(OURS_NUMPY, id="numpy"),
+        pytest.param(OURS_TENSORDICT, id="tensordict", marks=pytest.mark.long),
+    ],
+)
 def test_our_own_adaptor_answers_every_question(contender: Contender, tmp_path: Path) -> None:
     failures: dict[str, str] = {}
     with Stage(tmp_path, lambda line: None, failures) as stage:
