@@ -30,7 +30,7 @@ from shmrb.segment.member import Member
 from shmrb.spec import BufferSpec, MemmapStorage
 from shmrb.waiting import DEFAULT_TIMEOUT_S, Call, Wait, check_timeout, deadline_of, post
 
-# How often an attacher looks whether the name has appeared.
+# How often an attacher looks whether the name has appeared: a name that is not there has no bell.
 LOOK_EVERY_S = 0.02
 # Names that an error lists.
 SHOWN_NAMES = 8

@@ -24,6 +24,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # Lines of a failed child's log that the demo prints.
 _LOG_LINES = 20
 _SWEEP_S = 30.0
+# A child has no bell: its end and its log are looked at this often.
 _LOOK_EVERY_S = 0.02
 
 

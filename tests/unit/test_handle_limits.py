@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +116,35 @@ def test_default_error_buffer_never_blocks_both_sides(
             moved = True
         assert moved, f"both blocked after {done}: {rb.limiter.info}"
     assert min(done.values()) > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sampler": shmrb.SamplerWithoutReplacement()},
+        {"sampler": shmrb.FifoSampler()},
+        {"sampler": shmrb.PrioritizedSampler(alpha=0.6, beta=0.4)},
+        {"sampler": shmrb.FifoSampler(), "consume_after_n_samples": 1},
+    ],
+    ids=["uniform", "without replacement", "fifo", "prioritized", "consuming"],
+)
+def test_who_has_nothing_to_draw_lets_one_insert_pass(new: New, options: dict[str, Any]) -> None:
+    """Emptied, a buffer still owes the samples of what it lost, and those can never be drawn."""
+    limiter = shmrb.RateLimiter(min_size=1, samples_per_insert=1.0, error_buffer=4.0)
+    rb = new(capacity=16, schema=SCHEMA, limiter=limiter, batch_size=2, **options)
+    with contextlib.suppress(shmrb.LimiterTimeoutError):
+        for _ in range(8):
+            rb.extend(rows(2), timeout=0)
+    rb.empty(empty_write_count=False)
+    with pytest.raises(shmrb.LimiterTimeoutError):
+        rb.extend(rows(2), timeout=0)
+    with pytest.raises((shmrb.LimiterTimeoutError, shmrb.EmptyBufferError)):
+        rb.sample(timeout=0)
+    rb.extend(rows(2), timeout=0)
+    assert rb.limiter.info.opened_times == 1
+    with pytest.raises(shmrb.LimiterTimeoutError):
+        rb.extend(rows(2), timeout=0)
 
 
 def test_batch_beyond_the_limits_is_refused_at_the_first_call(new: New) -> None:
